@@ -25,7 +25,7 @@ pub unsafe fn rms_norm(
     eps: f32,
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
+    // SAFETY: the caller upholds the contract; this machine supports `machine.level`.
     with_element!(element, T => unsafe {
         rms_norm_on::<T>(machine, x.cast(), weight.cast(), out.cast(), rows, axis, eps)
     })

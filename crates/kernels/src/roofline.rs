@@ -29,8 +29,7 @@ pub fn copy(from: &[u8], to: &mut [u8]) {
     } else {
         let level = Machine::current().level;
         for_blocks(bytes, &|part| {
-            // SAFETY: the parts are disjoint and within both slices; this machine supports the
-            // level.
+            // SAFETY: the parts are disjoint and within both slices; this machine supports `level`.
             unsafe {
                 let (from, to) = (from.get().add(part.start), start.get().add(part.start));
                 level.run(Stream { from, to, bytes: part.len() });
@@ -82,7 +81,7 @@ pub fn fill(to: &mut [u8]) {
 /// nothing.
 pub fn read(from: &[u8]) {
     let level = Machine::current().level;
-    // SAFETY: this machine supports the level, and the kernel reads only a slice.
+    // SAFETY: this machine supports `level`, and the kernel reads only a slice.
     for_blocks(from.len(), &|part| unsafe { level.run(Read(&from[part])) });
 }
 
@@ -121,15 +120,15 @@ impl Kernel for Read<'_> {
 
 /// Multiplies and adds in registers, for about ten microseconds on every thread in each of `rounds`
 /// rounds. Returns the number of floating-point operations. The caller divides it by the time to
-/// get a bound for matrix products. With `pairs`, multiplies pairs of bf16 by the level's dot
-/// instruction, if it has one.
+/// get a bound for matrix products. With `pairs`, multiplies pairs of bf16 by a dot-product
+/// instruction, if the machine has one.
 pub fn multiply(pairs: bool, rounds: usize) -> f64 {
     let machine = Machine::current();
     let pairs = pairs && machine.level.dots_bf16();
     let done = AtomicU32::new(0);
     let items = rounds * machine.pool.threads();
     machine.pool.for_each(items, 10 * STEPS, &|items| {
-        // SAFETY: this machine supports the level, and the kernel has no other requirement.
+        // SAFETY: this machine supports `machine.level`; the kernel requires nothing else.
         unsafe { machine.level.run(Multiply { pairs, items: items.len(), done: &done }) };
     });
     let per_sum = LANES * 2 * if pairs { 2 } else { 1 };

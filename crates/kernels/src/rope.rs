@@ -50,7 +50,7 @@ pub unsafe fn rope(
     offsets: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
+    // SAFETY: the caller upholds the contract; this machine supports `machine.level`.
     with_element!(element, T => unsafe {
         rope_on::<T>(machine, x.cast(), out.cast(), shape, frequencies, offsets)
     })

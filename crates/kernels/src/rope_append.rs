@@ -18,7 +18,7 @@ pub const QUERY_POSITIONS: usize = 8;
 /// How many positions of one head the kernel writes before it goes on to the next head. The state
 /// stores the positions of a head contiguously.
 const RUN: usize = 8;
-/// How many heads ahead vectors are prefetched.
+/// The kernel prefetches the vector that lies this many heads ahead.
 const AHEAD: usize = 4;
 
 /// The shape of a step and of a state. A state is `[batch, rows, head_dim]`. Its rows are the
@@ -84,7 +84,7 @@ pub unsafe fn rope_append(
     slots: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
+    // SAFETY: the caller upholds the contract; this machine supports `machine.level`.
     with_element!(element, T => unsafe {
         if !std::ptr::eq(state, out) {
             let bytes = shape.batch * shape.rows() * shape.head_dim * size_of::<T>();
@@ -109,8 +109,8 @@ pub unsafe fn append_on<T: Float>(
     unsafe { move_on(machine, Place::State(out), qkv, shape, frequencies, offsets, slots) }
 }
 
-/// The buffers on the other side of `qkv`. The forward pass moves vectors from `qkv` to a `Place`,
-/// and the backward pass moves derivatives from the `Place` to `qkv`.
+/// The buffers that exchange vectors with `qkv`. The forward pass moves vectors from `qkv` to a
+/// `Place`, and the backward pass moves derivatives from the `Place` to `qkv`.
 #[derive(Clone, Copy)]
 pub enum Place<T> {
     /// The rows of a state, laid out as [`AppendShape`] says.
@@ -199,7 +199,7 @@ struct Append<'a, T> {
     qkv: *mut T,
     place: Place<T>,
     shape: &'a AppendShape,
-    /// Computes the table of sines and cosines; its other fields are unused.
+    /// Computes the table of sines and cosines. Its `x`, `out` and `rows` are placeholders.
     turns: Tile<'a, T>,
     slot: i64,
 }

@@ -23,7 +23,7 @@ pub unsafe fn rope_heads(
     offsets: &[i32],
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
+    // SAFETY: the caller upholds the contract; this machine supports `machine.level`.
     with_element!(element, T => unsafe {
         let parts = parts.map(<*mut u8>::cast::<T>);
         heads_on(machine, parts, qkv.cast(), shape, frequencies, offsets)

@@ -3,8 +3,8 @@
 /// By default, calls with at most this many rows use the order [`Tokens`](RowOrder::Tokens).
 pub const FEW_ROWS: usize = 8;
 
-/// The order in which a call adds up the terms of a row. Because the order is fixed, a row's result
-/// depends only on that row and its factors, and not on the other rows of the call.
+/// The order in which a call adds up the terms of a row. With `Tokens` or `Prompt`, a row's result
+/// depends neither on the other rows of the call nor on their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowOrder {

@@ -16,7 +16,7 @@ use super::{Machine, Shared};
 /// overlaps nothing.
 pub unsafe fn softmax(element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize) {
     let machine = Machine::current();
-    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
+    // SAFETY: the caller upholds the contract; this machine supports `machine.level`.
     with_element!(element, T => unsafe {
         softmax_on::<T>(machine, x.cast(), out.cast(), rows, axis)
     })
@@ -180,7 +180,7 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     }
 }
 
-/// Computes `exp(x - max) * scale` again and writes it to `out`, which may be `x`.
+/// Computes the exponentials again, and writes `exp(x - max) * scale` to `out`, which may be `x`.
 #[inline(always)]
 unsafe fn scale_again<V: F32x16, T: Float>(
     x: *const T,

@@ -1,5 +1,5 @@
-//! The gradient of taking rows from a matrix, such as an embedding. Each row of the matrix gets the
-//! sum of the gradients of its copies, in the order of the copies.
+//! The gradient of taking copies of rows from a matrix, such as an embedding. The gradient of a row
+//! is the sum of the gradients of its copies, added up in the order of the copies.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub unsafe fn take_grad(
     [rows, axis]: [usize; 2],
 ) {
     let machine = Machine::current();
-    // SAFETY: the caller upholds the contract; `machine` holds the level of this machine.
+    // SAFETY: the caller upholds the contract; this machine supports `machine.level`.
     with_element!(element, T => unsafe {
         take_grad_on::<T>(machine, g.cast(), ids, out.cast(), [rows, axis])
     })

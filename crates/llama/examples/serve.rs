@@ -6,8 +6,8 @@
 //! curl localhost:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hi"}]}'
 //! ```
 //!
-//! If a request has an unknown field, the server returns an error that names it. If a client closes
-//! its connection, its generation stops.
+//! If a request has an unknown field, the server returns an error that names the field. If a client
+//! closes its connection, the server stops generating for the client.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ async fn complete(State(server): State<Arc<Server>>, body: String) -> Response {
 }
 
 /// Generates the text for a request and sends it in parts, until the text ends or the client has
-/// gone.
+/// disconnected.
 fn write(server: &Server, seed: u64, request: Request, parts: &Parts) -> anyhow::Result<()> {
     let (tokenizer, messages) = (server.engine.tokenizer(), &request.messages);
     let prompt = if let Some(template) = &server.template {

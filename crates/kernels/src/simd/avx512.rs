@@ -22,7 +22,7 @@ macro_rules! lanes {
     };
 }
 
-/// Not `map`: its closure would be compiled without the AVX-512 features and not be inlined.
+/// Avoids `map`, whose closure would be compiled without the AVX-512 features and not be inlined.
 #[inline(always)]
 fn registers<const BF16: bool>(blocks: [Avx512<BF16>; LANES]) -> [__m512; LANES] {
     // SAFETY: `Avx512` is a transparent wrapper of its register.
@@ -172,11 +172,11 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
         Self(lanes!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))))
     }
-    /// The permutation reads only the low four bits of each lane, so no mask is needed.
     #[inline(always)]
     unsafe fn from_nibbles(from: *const u8) -> Self {
         // SAFETY: eight bytes are readable; no alignment is needed.
         let pairs = unsafe { _mm512_cvtepu8_epi64(_mm_loadl_epi64(from.cast())) };
+        // `low_bits::<4>` reads only the low four bits of each lane, so the others need no mask.
         Self::low_bits::<4>(lanes!(_mm512_or_si512(pairs, _mm512_slli_epi64::<28>(pairs))))
     }
     #[inline(always)]
@@ -255,7 +255,7 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
     }
     #[inline(always)]
     fn to_bf16(self) -> __m256i {
-        // The instruction would treat subnormal numbers as zero.
+        // `vcvtneps2bf16` would treat subnormal numbers as zero.
         const SUBNORMAL: i32 = 0x20;
         if BF16 && lanes!(_mm512_fpclass_ps_mask::<SUBNORMAL>(self.0)) == 0 {
             // SAFETY: `BF16` implies AVX512_BF16; both types are 256 plain bits.

@@ -1,5 +1,5 @@
-//! Dot products within lanes and the preparation of their operands, for instruction sets without
-//! instructions for them.
+//! Dot products within lanes and the preparation of their operands, for instruction sets that have
+//! no instructions for these operations.
 
 use super::lanes::{LANES, Lanes};
 

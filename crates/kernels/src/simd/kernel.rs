@@ -18,7 +18,8 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     const IN_PLACE: bool = false;
     /// Whether [`dot_bf16`](Self::dot_bf16) is a single instruction on this level.
     const DOTS_BF16: bool = false;
-    /// Adds to each lane the products of two bf16 pairs, first the product of the upper halves.
+    /// Each lane of `a` and `b` is a pair of bf16. Adds the two products of the pairs to each lane
+    /// of `self`, first the product of the upper halves.
     #[inline(always)]
     fn dot_bf16(self, a: Self::Int, b: Self::Int) -> Self {
         dot_bf16_by_halves(self, a, b)
@@ -120,7 +121,7 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
             }
         }
     }
-    /// Extracts `bits` bits of each byte, starting at bit `at`, which is even.
+    /// Moves `bits` bits of each byte, starting at the even bit `at`, to the low bits of the byte.
     #[inline(always)]
     fn byte_fields(a: Self::Int, at: u32, bits: u32) -> Self::Int {
         byte_fields_by_shifts::<Self>(a, at, bits)

@@ -19,8 +19,8 @@ pub trait Register: Copy + 'static {
     /// The number of rows of x that fit in the registers, with two accumulators for each row,
     /// beside weights that are being decoded.
     const DECODED_ROWS: usize;
-    /// Whether a kernel decodes weights into memory once, if there are more rows of x than two
-    /// tiles of [`DECODED_ROWS`](Self::DECODED_ROWS) rows. Otherwise it decodes them for each tile.
+    /// If true and x has more rows than two tiles of [`DECODED_ROWS`](Self::DECODED_ROWS) rows, a
+    /// kernel decodes weights into memory once. Otherwise it decodes the weights for each tile.
     const DECODES_ONCE: bool = false;
     fn zero() -> Self;
     /// # Safety
@@ -149,7 +149,7 @@ pub trait Lanes:
     /// The larger value in each lane. A NaN in `other` is always returned; a NaN in `self` may be
     /// lost.
     fn max(self, other: Self) -> Self;
-    /// The larger value in each lane, or the one of `other` if the one of `self` is NaN.
+    /// The larger value in each lane, or the value of `other` if the value of `self` is NaN.
     #[inline(always)]
     fn max_or(self, other: Self) -> Self {
         Self::select(self.is_nan(), other, self.max(other))

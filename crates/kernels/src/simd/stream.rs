@@ -23,7 +23,7 @@ impl<const BITS: usize> Places<BITS> {
         }
         places
     };
-    /// For each number, the number of bits in its first byte before it.
+    /// For each number, how many bits of its first byte precede it.
     pub const SHIFTS: [u32; LANES] = {
         let mut shifts = [0; LANES];
         let mut i = 0;

@@ -149,8 +149,8 @@ impl<T: Sample> Case<T> {
         }
     }
 
-    /// For each key, returns its weight in the row, and the derivative of its score in the scaled
-    /// dot product. The weight of the sink follows, if there is a sink.
+    /// For each key, returns its weight in the row, and the derivative of its score with respect to
+    /// the scaled dot product. The weight of the sink follows, if there is a sink.
     fn weights(&self, call: &Attention, (b, h, t): Three) -> Vec<(f64, f64)> {
         let kv = h / (call.heads / call.kv_heads);
         let q = element_row::<T>(&call.q, b, h, t, call.dim);
@@ -208,8 +208,8 @@ impl<T: Sample> Case<T> {
         out
     }
 
-    /// Checks every level with several numbers of threads. Results are close to the reference in
-    /// f64, and on a level they are the same for every number of threads.
+    /// Checks every instruction set with several numbers of threads. Results are close to the
+    /// reference in f64. On one instruction set, every number of threads gives equal results.
     fn check(&self, what: &str) {
         let expected = self.reference();
         // The bounds cover f32 errors in dot products with factors up to 2, errors in the weights
@@ -239,8 +239,8 @@ fn element_row<T: Sample>(view: &View, b: usize, h: usize, r: usize, dim: usize)
     (0..dim).map(|i| f64::from(element(i).to_f32())).collect()
 }
 
-/// Shapes for the kernels of few and of many queries. Dimensions are multiples of a block or not,
-/// and some calls have enough keys for several chunks.
+/// Shapes for the kernels for few queries and for many. Some dimensions are not multiples of a
+/// block, and some calls have enough keys for several chunks.
 const SHAPES: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),

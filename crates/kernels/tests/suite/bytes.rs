@@ -1,4 +1,4 @@
-//! Compares vector operations on bytes with loops, at every level.
+//! Compares vector operations on bytes with loops, on every instruction set ("level").
 
 use mlx_primitives_kernels::simd::{F32x16, Kernel, LANES, Level};
 

@@ -1,4 +1,4 @@
-//! Compares `cross_entropy` with f64, on every level and with several numbers of threads.
+//! Compares `cross_entropy` with f64, on every instruction set and with several numbers of threads.
 
 use crate::testing::*;
 use mlx_primitives_kernels::cross_entropy::*;

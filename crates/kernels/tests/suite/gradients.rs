@@ -1,5 +1,5 @@
-//! Compares the gradient kernels with derivatives in f64, on every level and with several numbers
-//! of threads.
+//! Compares the gradient kernels with derivatives in f64, on every instruction set and with several
+//! numbers of threads.
 
 use crate::reference;
 use crate::testing::*;
@@ -53,9 +53,9 @@ fn slope<T: Sample>(kind: Combination, x: &[T], g: &[T]) -> Vec<T> {
     })
 }
 
-/// The bounds: the kernel rounds a slope and then its product, and the f32 error of a slope is
-/// below 1e-6. The gradient of b contains the activation of a, which is a times a factor. The
-/// kernel rounds this factor five times, as the op itself does.
+/// The bounds: the kernel rounds a slope, and then the product of the slope and g. The f32 error
+/// of a slope is below 1e-6. The gradient of b contains the activation of a, which is a times a
+/// factor. The kernel rounds this factor five times, as the activation op does.
 fn activations<T: Sample>() {
     // The last size is long enough for lookup tables.
     for size in [0, 1, 17, 1000, 70_000] {
@@ -97,7 +97,7 @@ fn activations<T: Sample>() {
     }
 }
 
-/// The slope at NaN is NaN, but relu's slope there is 0. The product of 0 and infinity is NaN.
+/// The slope at NaN is NaN, but the slope of relu is 0. The product of 0 and infinity is NaN.
 #[test]
 fn activations_of_extremes() {
     let x = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-30, -1e-30, 100.0, -100.0];

@@ -1,4 +1,4 @@
-//! Compares `logsumexp` with f64, on every level and with several numbers of threads.
+//! Compares `logsumexp` with f64, on every instruction set and with several numbers of threads.
 
 use crate::testing::*;
 use mlx_primitives_kernels::logsumexp::*;

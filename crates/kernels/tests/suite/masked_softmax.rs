@@ -1,5 +1,5 @@
-//! Compares `masked_softmax` and its gradient with f64, on every level and with several numbers of
-//! threads.
+//! Compares `masked_softmax` and its gradient with f64, on every instruction set and with several
+//! numbers of threads.
 
 use crate::testing::*;
 use mlx_primitives_kernels::masked_softmax::*;
@@ -50,8 +50,8 @@ impl Case {
     }
 }
 
-/// Returns the elements of a mask as bytes and as numbers. Every seventh element hides its key or
-/// is minus infinity.
+/// Returns the elements of a boolean mask as bytes, and of an additive mask as numbers. Every
+/// seventh byte is 0, which hides a key, and every seventh number is minus infinity.
 fn mask_values<T: Sample>(count: usize) -> (Vec<u8>, Vec<T>) {
     let numbers = values::<T>(count, 2.0);
     let far = |i: usize| i % 7 == 3;
@@ -134,10 +134,10 @@ fn check<T: Sample>(case: &Case) {
     let (x, g) = (values::<T>(count, 12.0), values::<T>(count + 1, 2.0)[1..].to_vec());
     let what = format!("{case:?}");
     let (y, grad) = run(case, &x, &g);
-    // As in the softmax test, but scores have a range of up to 20, so x - max has an error of 1e-6.
+    // Scores have a range of up to 20, so x - max has an error of 1e-6.
     let relative = f64::from(T::EPSILON) / 2.0 + 8e-6;
     assert_close(&y, &reference(case, &x), relative, 3.1e-8, &what);
-    // The sum of y * g over a row has an error of about 1e-7 of |g|.
+    // The sum of y * g over a row has an error of about 1e-7 times |g|.
     let expected = gradient(case, &y, &g);
     assert_close(&grad, &expected, f64::from(T::EPSILON) / 2.0 + 1e-6, 3e-7, &what);
 }

@@ -50,7 +50,7 @@ fn stores_the_same<T: Sample>() {
                 let output = Output::new(to.as_mut_ptr(), &[from.as_ptr()], count, LANES);
                 assert_eq!(output.is_past_caches(), count == 5000 && !beside);
                 // SAFETY: both buffers have the same number of elements, and this machine supports
-                // the level.
+                // `level`.
                 unsafe { level.run(Copy { from: &from, to: output }) };
                 kernels::simd::fence();
                 assert_same(to, &from, "copied");
@@ -155,8 +155,8 @@ fn every_kernel<T: Sample>(element: Element, axis: usize) {
     masked::<T>(element, axis, [x, y], &same);
 }
 
-/// Does the same check for masked kernels, whose masks begin and end within blocks, for gradients,
-/// and for `dequantize`.
+/// Checks masked kernels as [`every_kernel`] does, with masks that begin and end within blocks.
+/// Also checks gradients and `dequantize`.
 fn masked<T: Sample>(
     element: Element,
     axis: usize,

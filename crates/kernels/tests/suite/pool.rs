@@ -46,7 +46,7 @@ fn every_item_runs_once() {
     for threads in [1, 2, 3, 5, 16, 64] {
         let pool = team(threads);
         for items in [0, 1, 2, 3, 7, 8, 9, 63, 64, 65, 100, 1001] {
-            // The work ranges from one unit for each of two threads to enough for all threads.
+            // The work ranges from just enough for two threads to enough for all threads.
             for total in [25_000, 50_000, 100_000, 200_000, 400_000, 2_000_000, HEAVY] {
                 for _ in 0..if threads > 8 { 3 } else { 20 } {
                     check(pool, items, total / items.max(1) + 1, &|_| ());

@@ -274,7 +274,7 @@ fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     x.chunks_exact(group).flat_map(rounded).collect()
 }
 
-/// The machines for whose levels the products of bytes are compiled.
+/// The machines for whose instruction sets the products of bytes are compiled.
 fn byte_machines() -> impl Iterator<Item = Machine> {
     use Level::{Scalar, ScalarTiles};
     let bytes = |machine: &Machine| {
@@ -284,8 +284,8 @@ fn byte_machines() -> impl Iterator<Item = Machine> {
     machines_and_tiles().into_iter().filter(bytes)
 }
 
-/// Compares with the products of the rounded x. So the test also shows that the kernel loses no
-/// further precision.
+/// Compares the kernel's results with products of x that was rounded to bytes. So the test shows
+/// that the kernel loses no further precision.
 fn products_of_bytes<T: Sample>() {
     for format in
         FORMATS.into_iter().filter(|format| ![Mode::Mxfp8, Mode::Nvfp4].contains(&format.0))

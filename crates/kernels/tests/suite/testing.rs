@@ -123,7 +123,8 @@ pub fn go_past_the_caches() {
     BEYOND_CACHES.store(FEW_BYTES, Relaxed);
 }
 
-/// Every level of this machine with one and with eight threads, and the default level with two.
+/// Every instruction set ("level") of this machine with one and with eight threads, and the default
+/// level with two threads.
 pub fn machines() -> Vec<Machine> {
     go_past_the_caches();
     static POOLS: std::sync::OnceLock<[&Pool; 3]> = std::sync::OnceLock::new();

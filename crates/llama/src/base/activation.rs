@@ -20,7 +20,8 @@ pub(crate) enum Activation {
     Linear,
 }
 
-/// The names that transformers uses. Two names for one activation may differ by rounding there.
+/// The names that transformers uses. In transformers, two names for the same activation may give
+/// results that differ by rounding.
 const NAMES: [(&str, Activation); 16] = [
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),

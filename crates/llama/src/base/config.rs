@@ -37,14 +37,14 @@ pub struct Config {
     /// The base of the frequencies of the rotary embedding.
     #[serde(default = "default_rope_theta")]
     pub rope_theta: f32,
-    /// Whether the rotary embedding pairs adjacent features. Otherwise it pairs features of the two
-    /// halves.
+    /// Whether the rotary embedding pairs adjacent features. Otherwise it pairs each feature of the
+    /// first half with a feature of the second half.
     #[serde(default)]
     pub rope_traditional: bool,
     /// The scaling of the rotary embedding for long sequences, in the form that
     /// [`RopeScaling::parse`] reads.
     pub rope_scaling: Option<serde_json::Value>,
-    /// Whether the embedding is also the output projection. `None` means true if the file has no
+    /// Whether the embedding is also the output projection. `None` means true if the model has no
     /// tensor `lm_head.weight`. The configuration of a [`Llama`](crate::Llama) never has `None`.
     pub tie_word_embeddings: Option<bool>,
     /// The quantization of projections and embedding: `group_size`, `bits` and `mode`. An entry

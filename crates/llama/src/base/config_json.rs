@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use mlx_primitives::{Error, Result};
 
 /// Parses a JSON object. Python also writes the literals `NaN`, `Infinity` and `-Infinity`, which
-/// are not JSON. This function reads them as strings. So they are accepted in keys that nobody
-/// reads, and rejected where a number is expected.
+/// are not JSON. This function reads them as strings. So this crate accepts them under keys that
+/// it does not read, and rejects them where it expects a number.
 pub(crate) fn parse_object(json: &str) -> Result<Map<String, Value>> {
     let refuse = |e: serde_json::Error| {
         Error::argument("config", format_args!("a JSON object, got {}", cut(&e.to_string())))

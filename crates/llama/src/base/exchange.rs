@@ -119,9 +119,9 @@ pub trait Exchange: Send + Sync {
         Ok(x)
     }
 
-    /// The query heads that belong to this process's key heads but are held by other processes: how
-    /// many the processes before it hold, and how many the processes after it hold. Returns `None`
-    /// if this process holds all of them.
+    /// Counts the query heads that belong to this process's key heads but that other processes
+    /// hold: first in the processes before this one, then in the processes after it. Returns
+    /// `None` if this process holds all query heads of its key heads.
     fn absent_queries(&self) -> Option<(i32, i32)> {
         None
     }

@@ -6,8 +6,8 @@ use super::activation::Activation;
 use super::config_json::short;
 
 /// The architectures that [`Llama`](crate::Llama) implements. For each, this crate reads a
-/// `config.json` as transformers does. It reads fields that transformers does not have as mlx-lm
-/// does.
+/// `config.json` as transformers does. If transformers does not have a field, this crate reads the
+/// field as mlx-lm does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModelType {
     /// Has biases and sliding-window layers if the configuration says so.
@@ -92,7 +92,7 @@ impl ModelType {
 pub(crate) struct Normalized {
     pub kind: ModelType,
     /// The configuration without nulls, with the defaults of its architecture. Newer files nest
-    /// some fields; here they are at the positions of older files.
+    /// some fields; here they are where older files have them.
     pub config: Map<String, Value>,
     /// The first layer of sliding-window attention, if no field lists the kinds of layers. All
     /// later layers use it too.

@@ -99,7 +99,7 @@ impl RopeFrequencies {
         self.dynamic.is_some() || self.short.is_some()
     }
 
-    /// Whether rotated keys stay valid if a sequence of `before` positions becomes one of `now`
+    /// Whether rotated keys stay valid if the length of a sequence changes from `before` to `now`
     /// positions. The sequence may have grown to `before` positions one by one.
     pub(crate) fn keeps_keys(&self, before: i32, now: i32) -> bool {
         let is_short = |short: &Short, len: i32| len <= short.longest;
@@ -112,8 +112,8 @@ impl RopeFrequencies {
         self.short.as_ref().map(|short| short.longest)
     }
 
-    /// Computes the periods for the kinds of scaling that need an explicit list. The operations and
-    /// types are those of transformers: f64 for numbers of the configuration, f32 for arrays.
+    /// Computes the periods for the kinds of scaling that need an explicit list. Uses the
+    /// operations and types of transformers: f64 for numbers of the configuration, f32 for arrays.
     fn stretch(&mut self, scaling: &RopeScaling, limit: Option<i32>) -> Result<()> {
         let original = |stated: &Option<f64>| match stated {
             Some(stated) => positive("original_max_position_embeddings", *stated),

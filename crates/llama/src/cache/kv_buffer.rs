@@ -15,8 +15,8 @@ pub(super) struct KvBuffer {
 
 impl KvBuffer {
     /// Creates a buffer for `capacity` positions. The keys and values of the first positions are
-    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The batch size and the type are those of
-    /// `like`.
+    /// `keys_values`, `[batch, kv_heads, time, head_dim]`. The buffer gets the batch size and type
+    /// of `like`.
     pub fn holding(
         keys_values: Option<[Array; 2]>,
         like: &Array,

@@ -96,9 +96,9 @@ impl LayerCache {
     }
 
     /// Appends the next positions as [`append`](Self::append) does, and returns the attention of
-    /// their queries, `[batch, time, heads * head_dim]`. One op does both. Separate ops are used
-    /// for quantized keys and values, for many positions, and if ops may choose MLX's kernels
-    /// instead of this crate's.
+    /// their queries, `[batch, time, heads * head_dim]`. A single op appends and attends. Separate
+    /// ops are used for quantized keys and values, for many positions, and if ops may choose MLX's
+    /// kernels instead of this crate's.
     pub(crate) fn attend(
         &mut self,
         qkv: &Array,
@@ -120,8 +120,8 @@ impl LayerCache {
         })
     }
 
-    /// The number of positions before the first one that a step of `time` positions sees. It is 0
-    /// if the step sees the slots of a rotating cache in the order of memory.
+    /// The number of earlier positions that a step of `time` positions does not see. It is 0 if the
+    /// step sees the slots of a rotating cache in the order of memory.
     pub(crate) fn dropped(&self, time: i32) -> i32 {
         match &self.storage {
             Storage::Rotating(cache) if takes_order(time) => cache.len() - cache.before().0,

@@ -21,8 +21,8 @@ pub(super) struct Rotating {
     buffer: Option<KvBuffer>,
     /// The number of positions that were appended so far.
     len: i32,
-    /// The slot of the next position. If the buffer is full and this is its end, the next position
-    /// goes to the slot `keep` instead.
+    /// The slot of the next position. If the buffer is full and `next` is its end, the next
+    /// position goes to the slot `keep` instead.
     next: i32,
 }
 

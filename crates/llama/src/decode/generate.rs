@@ -182,10 +182,10 @@ impl<'a> Generation<'a> {
     ///
     /// The processor receives the prompt with the tokens drawn so far, and the logits `[1, vocab]`
     /// of the next token, to which the options' penalties were applied. It returns logits of the
-    /// same shape. [`Options::sampling`] draws from the returned logits, and [`Options::logprobs`]
-    /// describes them. A logit of minus infinity bans a token. The processor is called once for
-    /// each token, in order, and may run one token ahead of the iterator. Several processors run in
-    /// the order in which they were added.
+    /// same shape. [`Options::sampling`] and [`Options::logprobs`] apply to the returned logits. A
+    /// logit of minus infinity bans a token. The processor is called once for each token, in order,
+    /// and may run one token ahead of the iterator. Several processors run in the order in which
+    /// they were added.
     ///
     /// With a [draft](Self::with_draft), the processor changes the logits of every token that this
     /// model draws. These may include tokens after an end token. The processor does not change the

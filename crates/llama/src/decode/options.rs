@@ -26,8 +26,8 @@ pub struct Options {
     pub cache: CacheKind,
     /// The number of prompt tokens that run through the model at a time, at least 1.
     pub prefill_step: usize,
-    /// The number of most likely tokens whose log probabilities are returned, in addition to the
-    /// drawn token's. `None` returns no log probabilities, which is cheaper.
+    /// The number of most likely tokens whose log probabilities are returned, besides the log
+    /// probability of the drawn token. `None` returns no log probabilities, which is cheaper.
     pub logprobs: Option<usize>,
 }
 

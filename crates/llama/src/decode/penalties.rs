@@ -136,7 +136,8 @@ fn counts(tokens: &[u32]) -> HashMap<u32, f32> {
     counts
 }
 
-/// Replaces the logits of the tokens in `values`. `f` receives a logit and the token's value.
+/// Replaces the logits of the tokens in `values`. `f` receives two arrays: these logits, and the
+/// values of the tokens.
 fn change(
     logits: &Array,
     values: &HashMap<u32, f32>,

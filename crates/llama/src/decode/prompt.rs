@@ -33,8 +33,8 @@ impl Llama {
         self.config().max_position_embeddings.map_or(LONGEST, |limit| limit.unsigned_abs() as usize)
     }
 
-    /// Returns an error for tokens that are empty, more than the model supports, or outside the
-    /// vocabulary. `text` names them in the error.
+    /// Returns an error if there are no tokens, more tokens than the model supports, or tokens
+    /// outside the vocabulary. `text` names the tokens in the error.
     pub(crate) fn check_tokens(&self, op: &str, text: &str, tokens: &[u32]) -> Result<()> {
         self.check_up_to(self.longest(), op, text, tokens)
     }
@@ -78,8 +78,8 @@ impl Llama {
         self.prefill(tokens, now - 1, step, cache)
     }
 
-    /// Whether keys that were rotated for a sequence of `before` positions are valid for one of
-    /// `now` positions.
+    /// Whether keys that were rotated for a sequence of `before` positions are valid for a sequence
+    /// of `now` positions.
     pub(crate) fn keeps_keys(&self, before: i32, now: usize) -> bool {
         let now = i32::try_from(now).unwrap_or(i32::MAX);
         self.rope().is_none_or(|rope| rope.keeps_keys(before, now))

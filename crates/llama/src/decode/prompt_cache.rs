@@ -190,9 +190,9 @@ impl PromptCache {
     }
 
     /// Trims the cache to the longest prefix that it shares with a prompt, without the prompt's
-    /// last token. Returns it with the number of its tokens. If a full rotating cache cannot remove
-    /// the positions, it is emptied instead. Returns `None` if a new cache is needed: either the
-    /// keys are rotated for another sequence length, or a sliding-window layer stores more
+    /// last token. Returns the cache and its number of tokens. A full rotating cache that
+    /// cannot remove positions is emptied instead. Returns `None` if a new cache is needed: either
+    /// the keys are rotated for another sequence length, or a sliding-window layer stores more
     /// positions than it may see in a sequence of up to `positions`.
     pub(crate) fn for_prompt(
         mut self,

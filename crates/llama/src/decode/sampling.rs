@@ -9,8 +9,8 @@ pub struct Sampling {
     pub temp: f32,
     /// Keeps the most likely tokens that together have this probability; 0 and 1 keep all tokens.
     pub top_p: f32,
-    /// Keeps tokens whose probability is at least this fraction of the most likely token's; 0 keeps
-    /// all tokens.
+    /// Keeps tokens whose probability is at least this fraction of the greatest probability; 0
+    /// keeps all tokens.
     pub min_p: f32,
     /// The number of most likely tokens that `min_p` never removes; 0 counts as 1.
     pub min_tokens_to_keep: u32,
@@ -115,8 +115,8 @@ impl Sampler {
     }
 
     /// Draws tokens like [`sample`](Self::sample). Also returns an array that the caller checks for
-    /// NaN and infinity. It is the logits if the sampler takes the greatest one, or else the
-    /// logarithms of the sums of their exponentials.
+    /// NaN and infinity. It is the logits if the sampler takes the greatest logit, or else the
+    /// logarithms of the sums of the exponentials of the logits.
     pub(crate) fn sample_watched(&mut self, logits: &Array) -> Result<(Array, Array)> {
         if self.is_greedy() {
             return Ok((logits.argmax(-1)?, logits.clone()));
@@ -201,7 +201,7 @@ fn keep_top_k(logprobs: &Array, k: i32) -> Result<Array> {
     logprobs.put_along_axis(&dropped, &lowest, -1)
 }
 
-/// Keeps tokens whose probability is at least `min_p` times the most likely token's, and at least
+/// Keeps tokens whose probability is at least `min_p` times the greatest probability, and at least
 /// `least` tokens.
 fn keep_min_p(logprobs: &Array, min_p: f32, least: u32) -> Result<Array> {
     let vocab = logprobs.dim(-1)?;

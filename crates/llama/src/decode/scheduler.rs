@@ -166,7 +166,7 @@ impl<'a> Scheduler<'a> {
         self.ended.iter().map(|text| text.cache.nbytes()).sum()
     }
 
-    /// Drops the ended text that is kept longest. Returns whether there was one.
+    /// Drops the ended text that was kept for the longest time. Returns whether there was one.
     pub fn forget(&mut self) -> bool {
         self.ended.pop_front().is_some()
     }

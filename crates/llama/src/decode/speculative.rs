@@ -22,8 +22,8 @@ enum Source<'a> {
 
 /// The tokens that a model drew in one pass over proposals.
 pub(crate) struct Round {
-    /// The accepted proposals, and after them the token that the model drew instead of the next
-    /// proposal, or after the last one.
+    /// The accepted proposals, and then one more token. The model drew it instead of the first
+    /// rejected proposal, or after the last proposal.
     pub tokens: Vec<Token>,
     pub proposed: usize,
     pub accepted: usize,
@@ -35,7 +35,8 @@ const MOST: usize = 64;
 /// The number of tokens per step when the draft runs a prompt that came from a prompt cache.
 const STEP: usize = 512;
 
-/// The numbers of last tokens to search for earlier in the text, in the order of the attempts.
+/// How many of the last tokens to search for earlier in the text: the search tries each number in
+/// this order until it finds an occurrence.
 const ALIKE: [usize; 3] = [4, 3, 2];
 
 impl<'a> Draft<'a> {

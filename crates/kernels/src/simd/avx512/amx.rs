@@ -136,8 +136,8 @@ macro_rules! piece {
     };
 }
 
-/// Multiplies one tile of digits (signed bytes of x) by a tile of weights, or `two` tiles by two,
-/// and leaves the sums in the register `$sums`. Then advances to the next product.
+/// Multiplies a tile of digits (signed bytes of x) by a tile of weights. With `two`, adds the
+/// product of the next two tiles. Leaves the sums in `$sums`, and advances to the next product.
 macro_rules! digits {
     ($two:tt, $sums:literal, $x:literal, $w:literal) => {
         concat!(

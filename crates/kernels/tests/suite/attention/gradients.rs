@@ -91,8 +91,8 @@ impl<T: Sample> Case<T> {
         [dq, dk, dv, dmask, dsinks]
     }
 
-    /// Checks every level with several numbers of threads. Derivatives are close to f64, and on a
-    /// level they are the same for every number of threads.
+    /// Checks every instruction set with several numbers of threads. Derivatives are close to f64.
+    /// On one instruction set, every number of threads gives equal derivatives.
     fn check_gradients(&self, what: &str) {
         let expected = self.exact_gradients();
         // The bounds cover f32 errors in sums of products of up to 4, the error of the weight in
@@ -120,7 +120,7 @@ impl<T: Sample> Case<T> {
 }
 
 /// Extents with more and fewer rows than a block, more and fewer keys than a tile, unusual numbers
-/// of features, and queries that see no key. In some, a thread computes several blocks.
+/// of features, and queries that see no key. In some cases, a thread computes several blocks.
 const EXTENTS: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
@@ -161,7 +161,7 @@ fn of_values_of_other_sizes() {
     }
 }
 
-/// The sizes include strides between features.
+/// In two of the cases, adjacent features are two or three elements apart.
 #[test]
 fn of_rules_masks_and_sinks() {
     for (extents, step) in [((2, 100, 32), 1), ((30, 110, 24), 2), ((50, 20, 16), 3)] {

@@ -7,8 +7,8 @@ const KEYS: usize = 530;
 const QUERIES: usize = 50;
 
 impl<T: Sample> Case<T> {
-    /// Computes the queries in a range, as the last queries of a shorter call. The call leaves out
-    /// the first `dropped` keys.
+    /// Computes the results of the queries in a range, as the last queries of a shorter call. The
+    /// call leaves out the first `dropped` keys.
     fn part(&self, machine: Machine, queries: std::ops::Range<usize>, dropped: usize) -> Vec<T> {
         let mut call = self.ready();
         call.q.data = call.q.at::<T>(0, 0, queries.start).cast();
