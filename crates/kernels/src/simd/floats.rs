@@ -13,8 +13,8 @@ fn bits<V: Lanes>(a: V::Int, mask: i32) -> V::Int {
 /// an exponent and mantissa of all ones are NaN.
 #[inline(always)]
 pub fn low<V: Lanes, const BITS: u32>(a: V::Int) -> V {
-    // `magnitude` has the exponent and mantissa in the positions of f32. Its exponent is too small
-    // by the difference of the biases. If the exponent is zero, the number is `mantissa * step`.
+    // `magnitude` has the exponent and mantissa at the bits where f32 has them. Its exponent is too
+    // small by `bias`. If the exponent is zero, the number is `mantissa * step`.
     let (sign, magnitude, exponent, mantissa, bias, step) = match BITS {
         4 => (
             V::shift_left::<28>(bits::<V>(a, 0x8)),

@@ -164,7 +164,7 @@ pub trait Lanes:
     fn abs(self) -> Self;
     /// Exchanges lanes 0 and 1, 2 and 3, and so on.
     fn swap_pairs(self) -> Self;
-    /// Adds up the lanes by halves: first lanes i and i + 8, then i and i + 4, i + 2 and i + 1.
+    /// Adds up the lanes by halves: first lanes that are 8 apart, then 4, 2 and 1 apart.
     fn reduce_add(self) -> f32;
     fn reduce_max(self) -> f32;
     /// The number of blocks that fit in the vector registers.

@@ -117,8 +117,8 @@ impl Level {
         Self::ALL.iter().copied().filter(|level| level.supported())
     }
 
-    /// Returns the level named `wanted` if this machine can run it, or else the best level that it
-    /// can run.
+    /// Returns the level named `wanted` if this machine can run it, or else the best level of this
+    /// machine.
     pub fn choose(wanted: Option<&str>) -> Level {
         Self::available()
             .find(|level| wanted.is_some_and(|name| name.eq_ignore_ascii_case(level.name())))
@@ -126,8 +126,8 @@ impl Level {
             .unwrap_or(Level::Scalar)
     }
 
-    /// Returns the level of this process: the one that `MLX_PRIMITIVES_SIMD` names (amx,
-    /// avx512bf16, avx512, avx2, i8mm, dotprod, neon, scalar), or else the best.
+    /// Returns the level of this process: the level that `MLX_PRIMITIVES_SIMD` names (amx,
+    /// avx512bf16, avx512, avx2, i8mm, dotprod, neon, scalar), or else the best level.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
@@ -139,8 +139,8 @@ impl Level {
         text.to_string_lossy().into_owned()
     }
 
-    /// Runs a kernel with this level's vectors, compiled for its instructions. The kernel's
-    /// constants name the levels that it is compiled for.
+    /// Runs a kernel with this level's vectors, compiled for the level's instructions. The kernel's
+    /// constants say for which levels it is compiled.
     ///
     /// # Safety
     /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar level. The

@@ -176,8 +176,8 @@ impl Lanes for Scalar {
     fn any_above(self, limit: f32) -> bool {
         let mut above = 0;
         for lane in self.0 {
-            // Not `any`: for aarch64, rustc 1.95 compiles it to code that misses lanes next to a
-            // NaN.
+            // `any` would be wrong: for aarch64, rustc 1.95 compiles `any` to code that misses
+            // lanes next to a NaN.
             above += u32::from(lane > limit);
         }
         above > 0

@@ -185,8 +185,8 @@ fn of_all_layers(by_kind: Map<String, Value>) -> Result<Map<String, Value>> {
     }
 }
 
-/// Returns the first layer of sliding-window attention, for architectures with one window for all
-/// layers, or for the layers from `max_window_layers` on.
+/// Returns the first layer of sliding-window attention: 0 for Mistral, and `max_window_layers` for
+/// Qwen. Returns `None` if no layer has a window, or if `layer_types` lists the kinds of layers.
 fn slides_from(
     config: &mut Map<String, Value>,
     kind: ModelType,

@@ -6,7 +6,8 @@ use super::layer::LayerCache;
 
 /// The caches of all layers of a model.
 ///
-/// Buffers grow in steps of 256 positions. Between two steps, new positions are written in place.
+/// Buffers grow by 256 positions at a time. Until a buffer is full, new positions are written in
+/// place.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) layers: Vec<LayerCache>,

@@ -189,7 +189,7 @@ impl<'a> Generation<'a> {
     ///
     /// With a [draft](Self::with_draft), the processor changes the logits of every token that this
     /// model draws. These may include tokens after an end token. The processor does not change the
-    /// logits of the draft, so this model accepts fewer of its proposals.
+    /// logits of the draft, so this model accepts fewer proposals.
     ///
     /// If the processor returns an error or logits of another shape, the generation ends with an
     /// error.

@@ -76,8 +76,8 @@ fn prompts_of_extreme_rows() {
     }
 }
 
-/// Multiplies one row of x. Some of its elements barely fit in the bytes ("digits"), do not fit, or
-/// have to be rounded.
+/// Multiplies one row of x, which the kernel splits into bytes ("digits"). Some elements barely fit
+/// in the bytes, do not fit, or have to be rounded.
 fn digits_of_extreme_rows<T: Sample>(values: &[(f32, bool)], least: f64) {
     // Rows of four groups (axis 256) use a special loop.
     let (group, axes) = (64, [192, 256]);
