@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use super::LANES;
 
 /// Memory for `N` floats, aligned to a cache line. Loads of tiles and vectors that straddle two
-/// lines take longer: with them, products of tiles take 1.3 times as long.
+/// lines take longer: products of tiles with such loads take 1.3 times as long.
 #[repr(align(64))]
 pub struct Lines<const N: usize>([MaybeUninit<f32>; N]);
 

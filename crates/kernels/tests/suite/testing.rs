@@ -106,8 +106,8 @@ pub fn repeat_halves<E: Copy>(elements: &mut [E], rows: usize) {
 }
 
 /// Overwrites the second half of each row by the negated first half. Then the exact products with
-/// rows of equal halves are zero, and the computed products are rounding errors. They show whether
-/// the order of additions changes.
+/// rows of equal halves are zero, and the computed products are rounding errors. The errors show
+/// whether the order of additions changes.
 pub fn with_opposite_halves<T: Sample>(mut x: Vec<T>, rows: usize) -> Vec<T> {
     let axis = x.len() / rows;
     repeat_halves(&mut x, rows);

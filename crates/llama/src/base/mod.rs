@@ -1,5 +1,5 @@
 //! Model configurations and architectures, rotary embeddings, tensors by name, and the division of
-//! a model among processes. All other modules use this one.
+//! a model among processes. All other modules use this module.
 
 mod activation;
 mod config;

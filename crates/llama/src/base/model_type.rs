@@ -91,8 +91,8 @@ impl ModelType {
 /// A `config.json` in the form that [`Config`](crate::Config) reads.
 pub(crate) struct Normalized {
     pub kind: ModelType,
-    /// The configuration without nulls, with the defaults of its architecture. Newer files nest
-    /// some fields; here they are where older files have them.
+    /// The configuration without nulls, with the defaults of its architecture. Fields that
+    /// newer files nest are moved to where older files have them.
     pub config: Map<String, Value>,
     /// The first layer of sliding-window attention, if no field lists the kinds of layers. All
     /// later layers use it too.

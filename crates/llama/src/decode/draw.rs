@@ -110,7 +110,7 @@ impl Drawn {
 
 /// Returns an error if the element at `index`, which decided the token, is NaN or infinite. If a
 /// caller's function may have `forced` the logits, positive infinity is accepted. One element is
-/// enough, because NaN and infinity from broken weights spread to all logits. Checking all of them
+/// enough, because NaN and infinity from broken weights spread to all logits. Checking all logits
 /// would take time.
 pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {

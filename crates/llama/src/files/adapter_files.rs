@@ -133,9 +133,9 @@ impl Adapters {
             .map_err(|reason| Error::file(&path, format_args!("[adapters] expected {reason}")))
     }
 
-    /// Writes `adapter_config.json` and `adapters.safetensors`. mlx-lm and [`load`](Self::load)
-    /// read the same updates of this model from them. Files of an earlier save are replaced once
-    /// both new files are complete.
+    /// Writes `adapter_config.json` and `adapters.safetensors`. For this model, mlx-lm and
+    /// [`load`](Self::load) read the same updates from these files. Files of an earlier save are
+    /// replaced once both new files are complete.
     ///
     /// # Errors
     ///

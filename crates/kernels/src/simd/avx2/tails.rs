@@ -42,8 +42,8 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
     // SAFETY: the loads read only the `count` values and a part of the table.
     unsafe {
         if count >= 8 {
-            // The second register: loads the last eight values and shifts out those that the first
-            // register has.
+            // The second register: loads the last eight values, and shifts out the values that are
+            // in the first register.
             let last = _mm_loadu_si128(from.add(count - 8).cast());
             let order = _mm_loadu_si128(SHIFTED.as_ptr().add(2 * (16 - count)).cast());
             return (_mm_loadu_si128(from.cast()), _mm_shuffle_epi8(last, order));

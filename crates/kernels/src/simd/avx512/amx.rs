@@ -29,7 +29,7 @@ fn has_tiles() -> bool {
 }
 
 /// Requests permission to use the tile registers. Linux saves and restores them only for processes
-/// that did this.
+/// that requested this permission.
 #[cfg(target_os = "linux")]
 fn ask_kernel() -> bool {
     const ARCH_PRCTL: u64 = 158;
