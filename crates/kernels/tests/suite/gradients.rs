@@ -184,8 +184,8 @@ impl<T: Sample> Norm<'_, T> {
 }
 
 /// The bounds are for f32 sums of terms below 6. The gradient of a weight or bias adds at most
-/// `rows / 8 + 64` terms in sequence, and the gradient of a row adds `axis / 32`. The reciprocal
-/// root is at most 32.
+/// `rows / 8 + 64` terms in sequence, and the gradient of a row adds `axis / 32`. The factor
+/// `1 / sqrt(variance + EPS)` is at most 32.
 fn norms<T: Sample>() {
     for (rows, axis) in rows_and_axes(200_000).filter(|&(_, axis)| axis > 0).chain([(700, 50)]) {
         let (x, g) = (values::<T>(rows * axis, 3.0), values::<T>(rows * axis + 1, 2.0));

@@ -54,8 +54,8 @@ impl Llama {
         self.config().vocab_size.unsigned_abs() as usize
     }
 
-    /// Returns how many tokens one pass may run after the first `seen` tokens, if all of these
-    /// positions must be rotated with the same frequencies.
+    /// Returns how many tokens can be drawn after the first `seen` tokens before the frequencies
+    /// change for all positions.
     pub(crate) fn rotated_alike(&self, seen: usize) -> usize {
         let longest = self.rope().and_then(RopeFrequencies::longest_short);
         match longest.map(|longest| longest.unsigned_abs() as usize) {
