@@ -151,8 +151,8 @@ fn shapes<T: Sample>() {
 
 each_type!(shapes);
 
-/// The exact products are zero, so the results are rounding errors. A different order of additions
-/// would change them.
+/// The exact products of the inputs are zero, so the results are rounding errors. A different order
+/// of additions would change these errors.
 fn rows_have_one_order_at_any_width<T: Sample>() {
     let (m, n, k) = (40, 21, 1030);
     let x = with_opposite_halves(values::<T>(m * k, 2.0), m);

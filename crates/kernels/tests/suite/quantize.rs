@@ -124,7 +124,7 @@ fn check_sizes<T: Sample>() {
 
 each_type!(check_sizes check_extremes);
 
-/// Groups that are constant, one-sided, tiny or huge, or contain an infinity or a NaN.
+/// Quantizes groups that are constant, one-sided, tiny or huge, or contain an infinity or a NaN.
 fn check_extremes<T: Sample>() {
     let mut x = values::<T>(32 * 16, 1.0);
     let mut group = |index: usize, f: &dyn Fn(f32) -> f32| {

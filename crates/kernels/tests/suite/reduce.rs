@@ -38,7 +38,7 @@ fn shapes<T: Sample>() {
         for kind in ALL {
             for (i, got) in run(kind, &x, rows).into_iter().enumerate() {
                 let (exact, magnitude) = exact(kind, &numbers[i * axis..][..axis]);
-                // The bound covers the rounding of the result, which is at least half of f16's
+                // The bound covers the rounding of the result, and at least half of f16's
                 // smallest number. It also covers a part of the roundings of a lane's additions,
                 // most of which cancel.
                 let bound = (f64::from(T::EPSILON) / 2.0 * exact.abs()).max(3.1e-8)

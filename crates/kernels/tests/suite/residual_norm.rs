@@ -32,8 +32,8 @@ fn run<T: Sample>(
     })
 }
 
-/// The kernel rounds the sum once. Its norm equals the norm that the separate kernel computes from
-/// this sum, bit by bit.
+/// The kernel rounds the sum once. The norm of the sum equals, bit for bit, the norm that the
+/// separate kernel computes from this sum.
 fn shapes<T: Sample>() {
     for (rows, axis) in rows_and_axes(300_000) {
         let x = values::<T>(rows * axis, 3.0);

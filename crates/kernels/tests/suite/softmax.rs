@@ -14,7 +14,7 @@ fn shapes<T: Sample>() {
     for (rows, axis) in rows_and_axes(usize::MAX) {
         let x = values::<T>(rows * axis, 12.0);
         let expected = reference::softmax(&wide(&x), axis);
-        // The absolute error is half of f16's smallest number, for values below f16's normal range.
+        // The absolute bound is half of f16's smallest number, for values below f16's normal range.
         let relative = f64::from(T::EPSILON) / 2.0 + 4e-6;
         assert_close(&run(&x, axis), &expected, relative, 3.1e-8, "softmax");
     }

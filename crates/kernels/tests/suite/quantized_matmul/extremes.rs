@@ -1,6 +1,6 @@
 use super::*;
 
-/// Groups of zeros, of the smallest and the largest numbers, and of infinities and NaN.
+/// Multiplies zeros with one extreme element among them: very small, very large, infinite or NaN.
 #[test]
 fn bytes_of_extreme_groups() {
     let (group, axis, rows) = (32, 128, 9);
@@ -169,8 +169,8 @@ fn the_largest_sums_of_digits_fit() {
     largest_sums_of_digits::<F16>();
 }
 
-/// One row that is so long that several threads convert parts of it to bytes. Each of the threads
-/// may find an element that does not fit in bytes.
+/// Multiplies one row that is so long that several threads convert parts of it to bytes. Each of
+/// the threads may find an element that does not fit in bytes.
 #[test]
 fn long_rows_of_digits() {
     let (group, axis) = (64, 44_864);
@@ -216,8 +216,8 @@ fn rows_alone_and_together<T: Sample>() {
 
 each_type!(rows_alone_and_together);
 
-/// Prompts in float32, whose elements are split into bf16 parts. Elements have any magnitude, alone
-/// in their group or together with others. An infinity or a NaN changes only its row.
+/// Multiplies prompts in float32, whose elements the kernel splits into bf16 parts. One
+/// extreme element is alone in its group or has neighbors. Infinity or NaN changes only its row.
 #[test]
 fn prompts_of_extreme_groups() {
     let (axis, rows) = (256, 19);
@@ -294,7 +294,7 @@ fn tiles_of_digits_have_the_bits_of_loops() {
 }
 
 /// A row that does not fit in bytes must not change the bits of other rows. The exact products are
-/// zero, so the results are rounding errors. A different order of additions would change them.
+/// zero, so the results are rounding errors, which a different order of additions would change.
 #[test]
 fn rows_beside_extreme_ones_keep_their_bits() {
     let (format, group, axis, rows) = ((Mode::Affine, 4), 64, 1024, 7);

@@ -23,8 +23,8 @@ impl<T: Sample> Matrix<T> {
     }
 }
 
-/// The exact products are zero, so the results are rounding errors. A different order of additions
-/// would change them.
+/// The exact products of the inputs are zero, so the results are rounding errors. A different order
+/// of additions would change these errors.
 pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     let (m, rank) = (40, 9);
     let x = with_opposite_halves(values::<T>(m * axis, 2.0), m);
