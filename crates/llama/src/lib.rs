@@ -42,7 +42,7 @@ pub use model::{Adapters, Llama, estimate};
 #[doc(inline)]
 pub use text::{ChatOptions, ChatTemplate, Tokenizer, message};
 
-/// The parts of a key/value cache, which are public only for this crate's tests.
+/// Types of the key/value cache that are public only for this crate's tests.
 #[doc(hidden)]
 pub mod internals {
     pub use super::base::Heads;

@@ -10,7 +10,8 @@ use std::process::Command;
 
 use common::{Ran, run};
 
-/// A module with two kernels: `twice` doubles numbers, and `shifted` reads the next number.
+/// A module with two kernels: `twice` doubles each number, and `shifted` stores the number at
+/// the next index.
 const MODULE: &str = r#"
 define void @twice(ptr addrspace(1) noundef readonly %x, ptr addrspace(1) noundef %y, i32 noundef %i) {
   %n = zext i32 %i to i64

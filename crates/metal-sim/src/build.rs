@@ -30,8 +30,8 @@ const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide
     -mllvm -asan-opt-globals=0 -mllvm -simplifycfg-hoist-common=false \
     -mllvm -simplifycfg-sink-common=false -mllvm -disable-loop-idiom-all";
 
-/// These flags compile optimized IR to machine code. With -O0, the back end does not look for
-/// better instructions, which would take longer than all earlier passes.
+/// These flags compile optimized IR to machine code. With -O0, the back end does not optimize
+/// the instructions. This optimization would take longer than all earlier passes.
 const CODE_FLAGS: &str = "-O0 -fPIC -w -ffp-contract=off -c";
 
 const RUNTIME_FLAGS: &str = "-O2 -c";

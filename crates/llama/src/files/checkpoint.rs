@@ -24,8 +24,8 @@ pub struct Checkpoint {
     pub llama: Llama,
     /// Its tokenizer.
     pub tokenizer: Tokenizer,
-    /// The tokens at which generation stops: the `eos_token_id` of `generation_config.json` or, if
-    /// that file has no such entry, of `config.json`, and the `eos_token` of the tokenizer.
+    /// The tokens at which generation stops: the `eos_token` of the tokenizer, and the
+    /// `eos_token_id` of `generation_config.json` or, without such an entry, of `config.json`.
     pub eos: Vec<u32>,
 }
 

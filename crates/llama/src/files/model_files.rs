@@ -306,7 +306,7 @@ fn merged(update: &Lora, matrix: LinearWeight) -> Result<LinearWeight> {
     })
 }
 
-/// Evaluates a matrix and stores its parts under their names.
+/// Evaluates a matrix, and puts its weight, scales and biases into `tensors`.
 fn store(tensors: &mut BTreeMap<String, Array>, path: &str, matrix: LinearWeight) -> Result<()> {
     match matrix {
         LinearWeight::Plain(rows) => {

@@ -226,7 +226,7 @@ impl Pattern {
 /// The maximum number of regular expressions in a field.
 const MOST_PATTERNS: usize = 256;
 
-/// Reads the patterns of a field and the number of each pattern, in the order of the file.
+/// Reads the patterns of a field, each with a rank or an alpha, in the order of the file.
 fn patterns(field: Option<&Value>, key: &str) -> std::result::Result<Vec<(Pattern, f64)>, String> {
     let Some(field) = field else { return Ok(Vec::new()) };
     let Value::Object(map) = field else { return refuse(&format!("an object {key}"), field) };
@@ -245,7 +245,7 @@ fn patterns(field: Option<&Value>, key: &str) -> std::result::Result<Vec<(Patter
     Ok(all)
 }
 
-/// Returns the number of the first pattern that matches the path.
+/// Returns the rank or alpha of the first pattern that matches the path.
 fn value_of(patterns: &[(Pattern, f64)], path: &str) -> Option<f64> {
     patterns.iter().find(|(pattern, _)| pattern.matches(path)).map(|(_, number)| *number)
 }

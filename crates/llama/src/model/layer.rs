@@ -26,9 +26,8 @@ pub(super) struct DecoderLayer {
     /// bias. `None` if none of the three has a bias.
     qkv_biases: Option<Array>,
     pub heads: Heads,
-    /// The query heads of this process's key heads can be spread over several processes. These are
-    /// the numbers of query heads in earlier and in later processes; `None` if this process has all
-    /// query heads of its key heads.
+    /// For this process's key heads, the numbers of query heads in earlier and in later processes;
+    /// `None` if this process has all query heads of its key heads.
     absent: Option<(i32, i32)>,
     pub rope: RopeFrequencies,
     pub activation: Activation,
@@ -166,8 +165,8 @@ impl DecoderLayer {
     }
 
     /// Computes attention if other processes have query heads of this process's key heads. The
-    /// order of sums in attention depends on the number of query heads of a key head. Zeros replace
-    /// the query heads of other processes, so that the order is the same as in a single process.
+    /// order of the additions in attention depends on the number of query heads per key head. Zeros
+    /// replace the query heads of other processes, so the order is the same as in a single process.
     fn attend_beside(
         &self,
         (before, after): (i32, i32),

@@ -71,8 +71,8 @@ impl Linear {
     }
 
     /// Computes `W · norm(x) + bias + residual`, and applies the update if there is one. If the
-    /// format of the weights allows it, the dispatch of the product computes the norm and the sums
-    /// too.
+    /// format of the weights allows it, the dispatch of the product also computes the norm and adds
+    /// the bias and the residual.
     pub fn forward(
         &self,
         x: &Array,

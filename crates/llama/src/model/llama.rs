@@ -262,8 +262,8 @@ impl Llama {
         self.head().forward(h, Some(&self.norm), None)
     }
 
-    /// Computes the logits of the last rows of sequences. The sums have the order
-    /// [`RowOrder::Tokens`], even if a row is the last row of a prompt.
+    /// Computes the logits of the last rows of sequences. The product adds its terms in
+    /// the order [`RowOrder::Tokens`], even if a row is the last row of a prompt.
     pub(super) fn last_logits(&self, h: &Array) -> Result<Array> {
         with_row_order(RowOrder::Tokens, || self.logits(h))
     }

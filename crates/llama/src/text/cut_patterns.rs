@@ -36,8 +36,8 @@ impl Matches {
 }
 
 /// Whether an expression has the same matches if a text is cut after a letter or digit and before a
-/// space or line break. So no match may contain such a position, and a match must not depend on the
-/// text around it, except on the text after spaces. The function may return false for an unusual
+/// space or line break. So no match may span such a cut, and a match must not depend on the text
+/// around it, except on the text after spaces. The function may return false for an unusual
 /// expression that would be safe.
 pub(crate) fn allows(pattern: &str) -> bool {
     // `\s+(?!\S)` matches spaces, except the last space before a word. The lookahead reads the

@@ -30,8 +30,8 @@ pub(crate) struct Cuts {
     /// Matches a position at which a text may be cut: a letter or digit, then a space or line
     /// break, then a letter or digit. `None` if the tokenizer allows no cut.
     place: Option<Regex>,
-    /// Whether the tokenizer adds a space before a text. If so, `parts` removes the first space of
-    /// each part.
+    /// Whether the tokenizer adds a space before a text. If so, `parts` removes the space at the
+    /// start of each part after a cut, since the tokenizer adds it again.
     prepends: bool,
     /// For each ASCII character, a lower bound for the fraction of a token that one such character
     /// fills, as `shares` computes it.

@@ -99,8 +99,8 @@ fn check_tables(part: &Value) -> Result<()> {
     inner(part).into_iter().try_for_each(check_tables)
 }
 
-/// Checks the regular expressions of a component. The time to process a text grows with the length
-/// of an expression whose counted repetitions are expanded.
+/// Checks the regular expressions of a component. The time to process a text grows with the number
+/// of characters and classes in an expression, in which `a{50}` counts as 50.
 fn check_patterns(part: &Value) -> Result<()> {
     if let Some(Value::String(pattern)) = part.get("Regex") {
         let atoms = atoms(pattern);
@@ -116,8 +116,8 @@ fn check_patterns(part: &Value) -> Result<()> {
 /// Counts the characters and character classes of a regular expression, with counted repetitions
 /// expanded. The result may be too large for an unusual expression, but never too small.
 fn atoms(pattern: &str) -> u64 {
-    // `sums` has the size so far of each open group. `last` is the size of the last element of the
-    // innermost group.
+    // `sums` has the count so far for the whole expression and for each open group. `last` is the
+    // count for the last element of the innermost group.
     let (mut sums, mut last) = (vec![0u64], 0u64);
     let mut chars = pattern.chars().peekable();
     let mut class = false;

@@ -15,8 +15,8 @@ const LINE: u64 = 1 << 24;
 const TOKENS: usize = 1 << 30;
 const BATCH: usize = 1 << 28;
 
-/// Rows are padded to one more than a multiple of this length, since a row of n tokens has n - 1
-/// targets.
+/// Rows are padded so that the number of targets is a multiple of this length. A row has one more
+/// token than targets.
 const PAD: usize = 32;
 
 /// The tokens of a text. The tokens before `from` are not targets of the loss.
@@ -135,7 +135,7 @@ impl Dataset {
 
     /// Makes the batch `number`. The texts, ordered by length, are divided into batches of `rows`
     /// texts. Each text is cut to `longest` tokens and padded with the token 0. As in mlx-lm, the
-    /// first 0 is a target.
+    /// first 0 of the padding is a target.
     ///
     /// # Errors
     ///

@@ -96,8 +96,8 @@ impl Trainable {
         }
         let kept = tokens.saturating_mul(kept);
         let of_layer = trained / layers.max(1);
-        // If whole layers are trained, the q, k and v weights are concatenated. If the model's type
-        // is not float32, all weights are converted too.
+        // Training whole layers concatenates the q, k and v weights and, if the model's type is not
+        // float32, converts all weights of a layer.
         let joined = if full { (q + 2 * kv) * hidden * size } else { 0 };
         let converted = match llama.dtype() {
             Dtype::Float32 => 0,

@@ -77,10 +77,11 @@ pub struct Sgd {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Adafactor {
-    /// The first number is added to squared gradients. The second number is a lower bound for the
-    /// root mean square of a parameter if `scale_parameter` multiplies the rate by it.
+    /// The first number is added to squared gradients. With `scale_parameter`, the second number is
+    /// a lower bound for the root mean square of a parameter.
     pub eps: [f64; 2],
-    /// The maximum root mean square of a step. Larger steps are scaled down to this value.
+    /// The maximum root mean square of a step before the rate multiplies it. Larger steps are
+    /// scaled down to this value.
     pub clip_threshold: f64,
     /// The exponent d in the decay `1 - tᵈ` of the mean squares. Updates t are counted from 1.
     pub decay_rate: f64,
@@ -117,8 +118,8 @@ impl Default for Adafactor {
 pub struct OptimizerState {
     /// The number of updates so far.
     pub updates: u64,
-    /// Float32 arrays. Each name combines the name of a parameter and the name of an array of its
-    /// state, such as `w.m`.
+    /// Float32 arrays. Each name combines the name of a parameter and the name of an array, for
+    /// example `w.m` for the parameter `w` and Adam's array `m`.
     pub arrays: Parameters,
 }
 

@@ -110,7 +110,7 @@ class Watch:
 
 
 class _Arguments:
-    """The command's options for the buffers, in the order of their indices. Contents are in files of a folder."""
+    """The command's options for the buffers, in the order of their indices. Files in `folder` have the contents."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -199,7 +199,7 @@ def _array(path: str, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
 
 
 def _underivable(function: Callable) -> Callable:
-    """Returns a function whose derivative is an error, as for a kernel on a Mac."""
+    """Returns a function that raises an error if it is differentiated, as a kernel on a Mac does."""
 
     def refuse(*_: Any) -> Any:
         raise ValueError("[metal_kernel] a kernel has no derivative; give it one by mx.custom_function")
@@ -233,7 +233,7 @@ def watch(order: str = "all", gpu: bool = False, stop: bool = True) -> Iterator[
         print(watched.launches)     # the number of launches of each kernel
 
     A call runs its kernel immediately on the given arrays. `order` is the order of threads: "forward", "reversed",
-    "shuffled", or "all" for all three, of which the first gives the results of the call. A fault raises a `KernelFault`,
+    "shuffled", or "all". With "all", a call returns the results of "forward". A fault raises a `KernelFault`,
     whose text names the lines and the threads. Without `stop`, the fault is only added to `watched.faults`. A kernel that
     cannot be run raises `NotChecked`. A note is a finding that looks like a fault but does not change a result. Notes are
     printed to stderr and added to `watched.notes`.

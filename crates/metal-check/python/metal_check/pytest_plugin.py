@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def metal_check(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """A `Watch` of the kernels that the test makes and launches. If the whole run is checked, it watches all kernels."""
+    """A `Watch` of the kernels that the test makes and launches. If the whole run is checked, this is the `Watch` of the run."""
     watched = request.config.stash.get(_KEY, None)
     if watched is not None:
         yield watched

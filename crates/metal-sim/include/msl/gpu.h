@@ -1,5 +1,5 @@
-// Only with MSL_GPU: the GPU functions that kernels need. They are declared with the mangled names
-// of OpenCL builtins, which clang's SPIR-V back end recognizes.
+// The GPU functions that kernels need if MSL_GPU is defined, which selects compilation for a GPU.
+// They have the mangled names of OpenCL builtins, which clang's SPIR-V back end recognizes.
 #pragma once
 
 #define MSL_CONVERGENT __attribute__((nothrow, convergent))

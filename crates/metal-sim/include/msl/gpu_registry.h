@@ -1,4 +1,5 @@
-// Only with MSL_GPU: helpers for the entry points that the source rewriter adds for each kernel.
+// Only with MSL_GPU, which selects compilation for a GPU: helpers for the entry points that the
+// source rewriter adds for each kernel.
 #pragma once
 
 namespace msl {

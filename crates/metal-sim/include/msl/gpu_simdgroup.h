@@ -1,4 +1,5 @@
-// Only with MSL_GPU: the functions of <metal_simdgroup> that are one or two hardware instructions.
+// Only with MSL_GPU, which selects compilation for a GPU: the functions of <metal_simdgroup> that
+// are one or two hardware instructions.
 #pragma once
 
 namespace metal {

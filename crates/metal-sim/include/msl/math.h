@@ -1,5 +1,5 @@
 // <metal_math>. Functions of float call the host's libm. Functions of half compute in float and
-// round the result. Functions of bfloat convert to float. Functions of vectors work element by
+// round the result. Functions of bfloat return float. Functions of vectors work element by
 // element. fast:: and precise:: give equal results, since a host cannot reproduce the errors of the
 // GPU's fast functions.
 #pragma once

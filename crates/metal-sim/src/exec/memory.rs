@@ -49,10 +49,11 @@ pub(super) struct Region {
 /// The thread, the time, the instruction and the place of an access, for the history.
 #[derive(Clone, Copy)]
 pub(super) struct When {
-    /// The thread and the time of the access, for device memory and for threadgroup memory.
+    /// The thread and the time of the access. The first stamp has the time for device memory, and
+    /// the second stamp has the time for threadgroup memory.
     pub(super) stamps: [Stamp; 2],
-    /// The number of the load instruction. Lanes of a SIMD group that execute it together have the
-    /// same number.
+    /// The number of the accessing instruction, from `Loads::next`. Lanes of a SIMD group that
+    /// execute an instruction together have the same number, if they took the same branches.
     pub(super) instruction: u64,
     /// The return address of the access.
     pub(super) site: usize,

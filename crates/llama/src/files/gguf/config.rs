@@ -17,8 +17,8 @@ use super::vocabulary;
 /// The architectures whose GGUF files name their tensors as Llama's files do.
 const ARCHITECTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-/// Converts the entries of a file to a configuration. `factors` is the file's tensor of factors for
-/// the periods of the rotary embedding, if the file has one.
+/// Converts the entries of a file to a configuration. `factors` is the tensor with a
+/// factor for each period of the rotary embedding, if the file has this tensor.
 pub(super) fn of(
     entries: &Entries,
     files: &Files,
@@ -80,8 +80,8 @@ pub(super) fn of(
         config.insert(key.into(), json!(biased));
     }
     if let Some(most) = most_common(files) {
-        // This entry is the most common format. The loader derives each module's format from the
-        // shape of the module's scales.
+        // The entry `quantization` gets the most common format. The loader derives the format of
+        // each module from the shape of the module's scales.
         config.insert("quantization".into(), most.to_json());
     }
     config.insert("rope_scaling".into(), scaling(entries, architecture, &config, factors)?);
@@ -165,7 +165,8 @@ fn scaling(
                 .into_iter()
                 .map(|own| f64::from(own) * factor)
                 .collect();
-            // LongRoPE scales attention by 1 if the original length limit equals the model's limit.
+            // LongRoPE takes a factor for each period. It does not scale attention here, because
+            // both length limits are equal.
             Ok(json!({
                 "type": "longrope",
                 "short_factor": factors,

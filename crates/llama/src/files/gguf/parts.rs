@@ -9,7 +9,8 @@ use mlx_primitives::{Array, Error, Result, io};
 use super::keys::whole;
 use super::tensors::Files;
 
-/// The maximum number of parts. Five digits allow more parts, but no known model has more.
+/// The maximum number of parts. The five digits in a file name allow more parts, but no known
+/// model has more.
 const MOST: u64 = 1024;
 
 /// Returns the files of a model in order. If `path` is a part of a split model, these are all parts

@@ -1,7 +1,7 @@
 //! The pre-tokenizers of byte-pair vocabularies. A pre-tokenizer splits a text into pieces before
-//! the bytes of each piece are merged. The entry `tokenizer.ggml.pre` names the pre-tokenizer. It
-//! is a list of regular expressions from a model's original tokenizer, which are applied one after
-//! the other. The text between two matches is a piece too.
+//! the bytes of each piece are merged. The entry `tokenizer.ggml.pre` names the pre-tokenizer. A
+//! pre-tokenizer is a list of regular expressions from a model's original tokenizer, which are
+//! applied one after the other. The text between two matches is a piece too.
 
 use mlx_primitives::Result;
 use mlx_primitives::io::gguf::brief;

@@ -69,8 +69,8 @@ pub(super) fn find<'a>(files: &'a Files, name: &str) -> Option<&'a Array> {
 }
 
 /// Adds zeros as missing biases. In a checkpoint, all projections of a group in `BIASED` have
-/// biases, or no projection of the group has one. In a GGUF file, each projection may have a bias
-/// or not.
+/// biases (in Qwen2, all except `o_proj`), or no projection of the group has a bias. In a GGUF
+/// file, only some projections of a group may have biases.
 pub(super) fn complete_biases(files: &mut Files, config: &Map<String, Value>) -> Result<()> {
     let kind = config.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let missing = |name: &str| {

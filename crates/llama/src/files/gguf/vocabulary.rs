@@ -22,7 +22,7 @@ const MOST_SPECIAL: usize = 1 << 14;
 const MOST_BYTES: usize = 1024;
 
 /// llama.cpp stops generation at tokens with these texts, whatever the entries of the file say.
-/// Some of them are padding, and some begin the next file of a repository.
+/// Some of them are padding tokens, and some mark the start of the next file of a repository.
 const ENDS: [&str; 33] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -322,7 +322,8 @@ pub(super) fn end_tokens(entries: &Entries) -> Result<Vec<u32>> {
         }
     }
     let has = |text: &str| found.iter().any(|(found, _)| *found == text);
-    // In vocabularies with these tokens, `<|end|>` ends only a message, and the model continues.
+    // If a vocabulary has one of these groups of tokens, `<|end|>` ends only a message, and the
+    // model continues.
     let goes_on = has("<|call|>") && (has("<|return|>") || has("<|flush|>"))
         || has("<|calls|>") && has("<|flush|>");
     ends.extend(found.iter().filter(|(text, _)| !(goes_on && *text == "<|end|>")).map(|it| it.1));

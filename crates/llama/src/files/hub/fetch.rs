@@ -24,8 +24,8 @@ const SILENCE: Duration = Duration::from_secs(60);
 const REDIRECTS: usize = 10;
 /// The maximum size of the hub's list of files in bytes.
 const LIST: u64 = 64 << 20;
-/// The size in bytes of the blocks in which a file is read, and the number of blocks that the
-/// channel between the two threads can hold.
+/// The size in bytes of the blocks in which a thread reads a file, and the number of blocks that
+/// fit into the channel from this thread to the caller.
 const BLOCK: usize = 256 << 10;
 const BLOCKS: usize = 4;
 

@@ -136,7 +136,7 @@ pub(super) fn all_parts(file: &str) -> Vec<String> {
     split().unwrap_or_else(|| vec![file.to_owned()])
 }
 
-/// Returns the parts of a file that are in the list `files`.
+/// Returns the names in [`all_parts`] that are also in `files`.
 fn parts_of(file: &str, files: &BTreeSet<String>) -> Vec<String> {
     all_parts(file).into_iter().filter(|part| files.contains(part)).collect()
 }

@@ -13,8 +13,8 @@ use super::python::described;
 use super::syntax::{Body, Call, Definition, Expression, Loop, Name, Statement, Step, Target};
 use super::value::{LoopState, Macro, Scope, SequenceKind, Value};
 
-/// The maximum nesting depth of statements, expressions and calls while a template runs. A level
-/// takes less than 16 KiB of the stack.
+/// The maximum nesting depth of statements, expressions and calls while a template runs. Each
+/// nesting level takes less than 16 KiB of the stack.
 const MOST_NESTED: usize = 2_000;
 
 /// Where execution continues after a statement.

@@ -15,8 +15,8 @@ pub fn percent(budget: &Budget, text: &str, arguments: &Value) -> Outcome<Value>
         _ => (std::slice::from_ref(arguments), None),
     };
     let mut items = items.iter();
-    // As in Python, the format must use all items of a tuple, or the value if `arguments` is a
-    // single value. A dictionary, a list, a range or bytes may stay unused.
+    // As in Python, the format must use all items of a tuple. It must also use a single value,
+    // except a dictionary, a list, a range or bytes.
     let mut rest_is_fine = mapping.is_some()
         || matches!(arguments, Value::Sequence(s) if s.kind == SequenceKind::List)
         || matches!(arguments, Value::Range(_) | Value::Bytes(_));

@@ -144,7 +144,7 @@ pub fn call(budget: &Budget, of: &str, name: &str, arguments: Arguments) -> Outc
                 "ljust" => 0,
                 "rjust" => missing,
                 // If the number of fill characters is odd, the extra character goes before the text
-                // if the width is odd, and after it otherwise, as in CPython.
+                // for an odd width, and after the text for an even width, as in CPython.
                 _ => missing / 2 + (missing & width & 1),
             };
             let mut to = Buffer::new(budget)?;
