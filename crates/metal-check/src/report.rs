@@ -287,7 +287,8 @@ fn merge(list: &mut Vec<Found>, new: Found) {
     }
 }
 
-/// Formats all outcomes as text. If there are several outcomes, adds a line with their number.
+/// Formats all outcomes as text. If there are several, adds a line with the number of
+/// cases and the number of cases with faults.
 pub fn text(outcomes: &[Outcome]) -> String {
     let mut text: Vec<_> = outcomes.iter().map(Outcome::text).collect();
     if outcomes.len() > 1 {

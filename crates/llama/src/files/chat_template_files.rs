@@ -9,9 +9,9 @@ use super::gguf;
 use crate::text::{ChatTemplate, SpecialTokens};
 
 impl ChatTemplate {
-    /// Loads the chat templates of a checkpoint. In a directory they are `chat_template.jinja` and
-    /// the files in `additional_chat_templates` or, if no such file exists, the templates in
-    /// `tokenizer_config.json`. For a `.gguf` file, the function looks for these files in the
+    /// Loads the chat templates of a checkpoint. In a directory, they are `chat_template.jinja` and
+    /// the files in `additional_chat_templates`. If there are no such files, they are the templates
+    /// in `tokenizer_config.json`. For a `.gguf` file, the function looks for these files in the
     /// folder of the GGUF file. If they contain no template, it loads the templates in the GGUF
     /// file. Returns `None` if there is no template.
     ///

@@ -20,8 +20,8 @@ use super::llama::Llama;
 use crate::base::layer_of;
 
 impl Llama {
-    /// Returns a string that two models share only if their configurations, types, weights and
-    /// adapters are equal. The string does not depend on the number of ranks. Only the first call
+    /// Returns a string that differs between models whose configurations, types, weights or
+    /// adapters differ. The string does not depend on the number of ranks. Only the first call
     /// reads the weights of the model.
     pub(crate) fn fingerprint(&self) -> Result<String> {
         let config = self.config();

@@ -25,7 +25,8 @@ pub struct Llama {
     pub(super) lm_head: Option<Linear>,
     /// The low-rank updates that run beside the weights.
     pub(super) adapters: Adapters,
-    /// The sum over all weights that `fingerprint` computes. It is empty until the first call.
+    /// The sum that `fingerprint` computes over all weights. The cell is empty until the first
+    /// call of `fingerprint`.
     pub(super) weights_sum: OnceCell<u64>,
 }
 

@@ -33,8 +33,8 @@ pub(crate) struct Cuts {
     /// Whether the tokenizer adds a space before a text. If so, `parts` removes the space at the
     /// start of each part after a cut, since the tokenizer adds it again.
     prepends: bool,
-    /// For each ASCII character, a lower bound for the fraction of a token that one such character
-    /// fills, as `shares` computes it.
+    /// For each ASCII character, the smallest fraction of a token that one such character can fill,
+    /// as `shares` computes it.
     shares: [f64; 128],
 }
 

@@ -89,7 +89,7 @@ impl Trainable {
                 kept += 2 * hidden + q + 2 * kv + 2 * inner;
             }
             if dropout > 0.0 {
-                // With dropout, each projection keeps its input after dropout and the dropout mask,
+                // With dropout, each projection keeps the dropout mask and the result of dropout,
                 // in place of its input.
                 kept += 8 * hidden + 2 * q + inner;
             }

@@ -19,7 +19,7 @@ LARGEST = """
 
 
 def largest(barrier="threadgroup_barrier(mem_flags::mem_threadgroup);"):
-    """Adds 0.5 to the largest element of each row, by a kernel whose barrier can be replaced. Returns the result and the expected one."""
+    """Adds 0.5 to the largest element of each row, by a kernel whose barrier can be replaced. Returns the result and the expected result."""
     made = mx.fast.metal_kernel(
         name="largest",
         input_names=["x", "bias"],

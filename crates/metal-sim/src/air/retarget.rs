@@ -199,7 +199,7 @@ fn function(out: &mut String, lines: &[String], variables: &BTreeMap<String, Str
     let _ = writeln!(out, "{}\n{start}{}", lines[0], rest.join("\n"));
 }
 
-/// Replaces each `@name` that is not a part of a longer name. Returns whether the line had one.
+/// Replaces each `@name` that is not a part of a longer name. Returns whether there was one.
 fn replace_name(line: &mut String, name: &str, local: &str) -> bool {
     let global = format!("@{name}");
     let mut from = 0;

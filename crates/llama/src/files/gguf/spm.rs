@@ -19,7 +19,7 @@ use mlx_primitives::Result;
 use super::keys::refused;
 
 /// The maximum number of bytes in all splits of all tokens. The largest known vocabularies need
-/// only a small part of it. Splits with this many bytes can be looked up within a second.
+/// only a small part of this number. Splits with this many bytes can be looked up within a second.
 const MOST_BYTES: usize = 1 << 28;
 
 /// Returns all splits of every token into two tokens, in the order in which they are merged.

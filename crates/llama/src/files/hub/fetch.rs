@@ -1,5 +1,6 @@
-//! Requests to the hub. This module follows redirects itself for two reasons: their headers contain
-//! the ETag and the size of a file, and the access token must not be sent to another host.
+//! Requests to the hub. This module follows redirects itself for two reasons: The headers of a
+//! redirect contain the ETag and the size of a file, and the access token must not be sent to
+//! another host.
 
 use std::collections::BTreeSet;
 use std::fs;
