@@ -228,7 +228,7 @@ pub fn check(files: &mut Files, case: &Case) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Writes the buffers that the case saves to their files.
+/// Writes buffers to files, as the entries `save` of the case request.
 fn save(case: &Case, memory: &BTreeMap<u32, Vec<u8>>) -> Result<()> {
     for text in &case.save {
         let (index, file) = usage(data::indexed(text))?;

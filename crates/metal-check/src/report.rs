@@ -118,7 +118,7 @@ impl Found {
 
 /// The result of a check.
 pub struct Outcome {
-    /// The case's name, or the kernel's name if the case has none.
+    /// The case's name, or the kernel's name if the case has no name.
     pub name: String,
     pub kernel: String,
     /// The file that was checked.

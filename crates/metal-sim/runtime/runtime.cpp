@@ -22,8 +22,8 @@ struct Table {
   void (*fence)(uint flags, uint order, uint scope, const void* site);
 };
 
-// The table until the host sets its own table. It ignores all calls. The library's constructors
-// make such calls.
+// The table that is in use until the host sets another table. Its functions do nothing. The
+// library's constructors call them.
 static const Table silent = {
     [](const void*, ulong, uint, const void*) {},
     [](uint, const void*) {},

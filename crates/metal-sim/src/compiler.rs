@@ -181,7 +181,8 @@ impl Compiler {
         if self.number >= 21 { "-mllvm -pick-merged-source-locations" } else { "" }
     }
 
-    /// Returns flags that enable the host's instructions for fast half conversions, if it has them.
+    /// Returns flags that enable the host's instructions for fast half conversions, if the host
+    /// has them.
     pub(crate) fn machine_flags(&self) -> Vec<String> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2")

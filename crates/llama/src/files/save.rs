@@ -167,8 +167,8 @@ fn refuse_existing(directory: &Path) -> Result<()> {
 }
 
 /// A temporary directory beside the final directory. When the save succeeds, the directory is
-/// renamed to the final name. If a `Partial` is dropped before that, the directory is removed, and
-/// so are the parent folders that were created for it.
+/// renamed to the final name. If a `Partial` is dropped before that, the directory and the parent
+/// folders that were created for it are removed.
 struct Partial {
     directory: TempDir,
     folders: NewFolders,

@@ -185,7 +185,7 @@ impl DecoderLayer {
     }
 
     /// Concatenates the matrices of the q, k and v projections if they are not packed, and
-    /// concatenates their biases. It must be called after each change of a matrix.
+    /// concatenates their biases. Callers must call this after each change of a matrix.
     pub fn join(&mut self) -> Result<()> {
         let parts = self.projections.first_chunk::<3>().into_iter().flatten();
         let (mut rows, mut biases) = (Vec::new(), Vec::new());

@@ -30,7 +30,7 @@ impl Norm {
         ops::rms_norm(x, Some(&self.weight), self.eps)
     }
 
-    /// Returns the weight and the epsilon for ops that compute the norm in their own dispatch.
+    /// Returns the weight and the epsilon for ops whose dispatch also computes the norm.
     pub fn fused(&self) -> (&Array, f32) {
         (&self.weight, self.eps)
     }

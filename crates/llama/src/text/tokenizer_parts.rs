@@ -41,8 +41,8 @@ struct Parts {
 /// Returns an error for components that must not be run. The `tokenizers` crate reports other
 /// faults of a file.
 pub(crate) fn check(json: &[u8]) -> Result<()> {
-    // This reads all of the JSON. Otherwise the crate would find a faulty end only after it has
-    // built the components.
+    // This reads all of the JSON. Otherwise the `tokenizers` crate would find a fault at the end of
+    // the JSON only after it has built the components.
     let Parts { normalizer, pre_tokenizer, post_processor, decoder } = serde_json::from_slice(json)
         .map_err(|e| refused(format_args!("a usable tokenizer in JSON, got {e}")))?;
     for part in [&normalizer, &pre_tokenizer, &post_processor, &decoder] {
@@ -83,7 +83,7 @@ fn inner(value: &Value) -> Vec<&Value> {
 }
 
 /// Checks SentencePiece's normalization tables. A table begins with the length of its data, and the
-/// crate allocates that much memory.
+/// `tokenizers` crate allocates memory of this length.
 fn check_tables(part: &Value) -> Result<()> {
     if let Some(Value::String(table)) = part.get("precompiled_charsmap") {
         let bytes = BASE64

@@ -19,8 +19,8 @@ const FORMAT: &str = "mlx-primitives training 1";
 const STATE: &str = "training_state.safetensors";
 
 impl Trainer<'_> {
-    /// Writes the state of the run to the file `training_state.safetensors`. The new file replaces
-    /// an earlier file only when it is complete. Then writes mlx-lm's `adapter_config.json` and
+    /// Writes the state of the run to the file `training_state.safetensors`. An earlier file is
+    /// replaced only when the new file is complete. Then writes mlx-lm's `adapter_config.json` and
     /// `adapters.safetensors`. With `numbered`, also copies `adapters.safetensors` to a file whose
     /// name begins with the number of steps.
     ///

@@ -1,4 +1,4 @@
-"""Checks the kernels that a project's tests launch: `pytest --metal-check`, or `metal_check = true` in its settings."""
+"""Checks the kernels that a project's tests launch: `pytest --metal-check`, or `metal_check = true` in pytest's settings."""
 
 from __future__ import annotations
 

@@ -85,9 +85,9 @@ METAL_FUNC void simdgroup_store(
 
 #ifdef MSL_GPU
 /**
- * Stands in for the hardware's product, which keeps a SIMD group's float unit busy for 16 cycles.
- * 16 steps of two polynomials, which no optimizer folds, take the same time and registers; the
- * result is not the product.
+ * Has the cost of the hardware's matrix product, but does not compute the product. The product
+ * keeps a SIMD group's float unit busy for 16 cycles. 16 steps of two polynomials take the same
+ * time and registers, and no optimizer folds them.
  */
 template <class D, class A, class B, class S>
 METAL_FUNC void simdgroup_multiply_accumulate(

@@ -100,7 +100,7 @@ const WITHOUT_EFFECT: [&str; 12] = [
     "vocab_size",
 ];
 
-/// Whether the key has no effect at this value, for keys whose neutral value is not zero.
+/// Whether `value` leaves the model unchanged, for keys whose neutral value is not zero.
 fn is_neutral(entries: &Entries, architecture: &str, key: &str, value: &Value) -> Result<bool> {
     let is = |expected: f64| value.number() == Some(expected);
     let own = |key: &str| number(entries, &format!("{architecture}.{key}"));

@@ -170,9 +170,9 @@ fn unigrams(entries: &Entries, vocabulary: &Vocabulary, special: &Special) -> Re
     let model = texts.map(|((text, token), score)| {
         let score = match token {
             Token::Normal | Token::Unused => score,
-            // The tokenizer finds special tokens before the model runs, so the model does not use
-            // their scores. They get the lowest normal score, because the model derives the score
-            // of an unknown character from the lowest score of all tokens.
+            // The tokenizer finds special tokens before its unigram model runs, so the model does
+            // not use their scores. Special tokens get the lowest normal score, because the model
+            // derives the score of an unknown character from the lowest score of all tokens.
             _ => least,
         };
         (text.clone(), score)

@@ -47,7 +47,7 @@ impl Budget {
         Self(Rc::new(Left { most: bytes.get(), bytes, steps: Cell::new(STEPS), until }))
     }
 
-    /// Counts `count` steps of a few nanoseconds each, and returns a fault if the time is over.
+    /// Counts `count` steps of a few nanoseconds each, and returns a fault if no time is left.
     pub fn steps(&self, count: usize) -> Outcome<()> {
         let left = self.0.steps.get().saturating_sub(i64::try_from(count).unwrap_or(i64::MAX));
         self.0.steps.set(left);

@@ -140,8 +140,8 @@ pub fn filter(budget: &Budget, name: &str, value: &Value, arguments: Arguments) 
             let mut to = Buffer::new(budget)?;
             write_repr(&mut to, budget, value)?;
             match value {
-                // Python sorts dictionaries and breaks long values into lines, which is not
-                // supported here.
+                // Python's `pprint` sorts dictionaries and breaks long values into lines, which
+                // is not supported here.
                 Value::None | Value::Bool(_) | Value::Int(_) | Value::Float(_) => Ok(Value::of(to)),
                 Value::Text(_) if to.text().len() <= 80 => Ok(Value::of(to)),
                 other => {
