@@ -6,7 +6,7 @@
 //! cargo run --release --example llama -- "Once upon a time" folder/of/a/model
 //! ```
 //!
-//! It reads Llamas with weights that are not quantized and the original rotary embedding.
+//! It reads Llamas whose weights are not quantized and which use the original rotary embedding.
 //! `mlx_primitives_llama` reads many more models, samples tokens, and is faster.
 
 use std::io::Write;

@@ -24,8 +24,8 @@ struct Case {
 const CASES: [Case; 3] = [
     // Each of the two versions adds FEATURES squares, in a different order, with an error of up to
     // FEATURES / 2 epsilons. The square root halves the error. So the results differ by up to
-    // FEATURES / 2 epsilons and the errors of a few roundings. The gradient of x contains this
-    // factor four times, and a second sum.
+    // FEATURES / 2 epsilons and the errors of a few roundings. The gradient of x contains the
+    // reciprocal square root four times, and a second sum.
     Case {
         dtype: Dtype::Float32,
         epsilon: f32::EPSILON,
@@ -36,10 +36,10 @@ const CASES: [Case; 3] = [
     // twice: the normalized number, and its product with the weight. The error of a rounding is
     // half an epsilon, so four roundings give 2 epsilons.
     //
-    // The gradient of the weight rounds the normalized number, which it uses twice, two products
-    // and three additions of rows. All terms have the same sign. These are 3.5 epsilons per
-    // version, 7 in all. The gradient of x has four roundings per version, of terms that may be
-    // twice as large as their difference: 8 in all.
+    // The gradient of the weight has seven roundings per version: of the normalized number, which
+    // counts twice, of two products and of three additions of rows. All terms have the same sign,
+    // so each version has an error of 3.5 epsilons, 7 in all. The gradient of x has four roundings
+    // per version, of terms that may be twice as large as their difference: 8 in all.
     Case { dtype: Dtype::Float16, epsilon: 1.0 / 1024.0, value: 2.0, gradient: 8.0 },
     Case { dtype: Dtype::Bfloat16, epsilon: 1.0 / 128.0, value: 2.0, gradient: 8.0 },
 ];

@@ -195,8 +195,8 @@ template <typename T, uint BITS, uint ROWS, uint PART>
     }
   }
 
-  // A slot is a group of four lanes. It has the scores of one row with one of TOGETHER keys. Each
-  // lane of a slot keeps the scores of every fourth turn, in reverse order of the turns.
+  // Four lanes form a slot, for one row and one of TOGETHER keys. Iteration x of the loop below
+  // computes a score for each slot. Each lane of a slot keeps every fourth score, in reverse order.
   constexpr uint OF_SLOT = SIMD_WIDTH / ATTENTION_TILE; // lanes
   constexpr uint KEPT = (ROWS + OF_SLOT - 1) / OF_SLOT;
   const uint own_row = part / OF_SLOT % ROWS;
@@ -307,7 +307,8 @@ template <typename T, uint BITS, uint ROWS, uint PART>
           }
         }
       }
-      // Shift the scores by a lane. The first lane of a slot gets the score of the next turn.
+      // Shift the scores by a lane. The first lane of a slot then has the score of the next
+      // iteration.
       next = x % OF_SLOT == OF_SLOT - 1 ? scores[0] : simd_shuffle_down(next, ushort(1));
     }
   }

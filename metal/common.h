@@ -110,9 +110,10 @@ METAL_FUNC void keep_packed(thread packed4<T>& quad) {
 
 #endif
 
-// Whether a kernel loads a weight before the barrier of a sum, so that the load overlaps the wait.
-// On CUDA a later load is better: it needs registers for a shorter time, so that a multiprocessor
-// runs more threadgroups at a time, and it saves a barrier.
+// Whether a kernel loads a weight before the barrier at which threads exchange their sums, so that
+// the load overlaps the wait. On CUDA a later load is better: it needs registers for a shorter
+// time, so that a multiprocessor runs more threadgroups at a time, and the kernel needs one barrier
+// less.
 enum : uint {
 #ifdef __CUDACC__
   LOADS_EARLY = 0,

@@ -91,7 +91,7 @@ template <typename T>
     total = total4(total, values, at, params.classes);
     stats = with4(stats, values);
   }
-  // Threads write this before the barrier of `group_stats`, and read it after the barrier.
+  // Threads write these totals before the barrier of `group_stats`, and read them after it.
   total = simd_sum(total);
   if (lane == 0) {
     scratch[2 * simds + simd] = total;

@@ -225,8 +225,8 @@ template <typename T, uint HIGH, uint WIDE, bool COLUMNS>
     }
   }
 
-  // Eight rows of each SIMD group at a time pass through threadgroup memory. The tiles there are
-  // done.
+  // Each SIMD group writes its result through threadgroup memory, eight rows at a time. After the
+  // barrier, no thread needs the tiles in that memory.
   threadgroup_barrier(mem_flags::mem_threadgroup);
   threadgroup float* strip = scratch + simd * SIDE * LINEAR_SQUARE;
   for (uint i = 0; i < SQUARES; i++) {

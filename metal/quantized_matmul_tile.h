@@ -149,8 +149,8 @@ template <typename T, uint BITS, uint FP4, uint ROWS>
   const uint top = group.y * ROWS;
   const uint left = where.block * QUANTIZED_TILE;
   const uint columns = params.part_columns[where.part];
-  // A product overwrites the elements that were staged for it. Only swiglu keeps the products of
-  // gates.
+  // `tile` and `staged` are the same memory, since the products overwrite the elements that were
+  // staged for them. For swiglu, `gates` keeps the products of the gate during the second call.
   threadgroup float* tile = scratch;
   threadgroup T* staged = (threadgroup T*)scratch;
   threadgroup float* gates = scratch + quantized_tile_bytes(ROWS, sizeof(T)) / sizeof(float);

@@ -43,7 +43,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
   const uint turned = params.heads + params.kv_heads;
   qkv += ((size_t(batch) * params.length + at.y) * all_heads + first) * params.features;
   state += size_t(batch) * params.rows * params.features;
-  // All loads begin before the load of the offset, which may be in the CPU's memory.
+  // The loads of the pairs begin before the load of the offset, which may be in the CPU's memory.
   packed2<T> pairs[APPEND_HEADS];
   if (at.x < params.pairs) {
     for (uint h = 0; h < APPEND_HEADS; h++) {

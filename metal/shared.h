@@ -2,8 +2,8 @@
 
 // Constants that the kernels and their launch plans share, read by C++ and by Metal.
 
-// CUDA compiles some kernels with 8, for launches in which all rows have a multiple of 8 elements.
-// Such a launch asks for these kernels.
+// The number of elements that a thread loads at a time. CUDA also compiles some kernels with 8, for
+// launches in which all rows have a multiple of 8 elements.
 #ifndef MLXP_READS
 #define MLXP_READS 4
 #endif

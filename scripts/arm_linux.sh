@@ -123,14 +123,14 @@ processors=(cortex-a72:neon neoverse-n1:dotprod max:i8mm)
 kernels() {
   local program processor filter log count
   program=$(binary -p mlx-primitives-kernels --test kernels)
-  # Check that `on_i8mm` contains usdot. If it were compiled for another level, its results would be
-  # right, but it would be slow.
+  # Check that `on_i8mm` contains the instruction usdot. Compiled for another instruction set, the
+  # function would give right results, but would be slow.
   "$tools/$triple-objdump" --disassemble --demangle --no-show-raw-insn "$program" |
     awk '/>:$/ { at = /::on_i8mm>/ } at && /\tusdot\t/ { count++ } END { exit count == 0 }' ||
     die "the products of digits for i8mm have no usdot"
   for processor in "${processors[@]}"; do
-    # The levels above neon differ from it only in the products of bytes. `verify` runs all products
-    # on max. All products would take most of an hour on a processor here.
+    # The kernels for dotprod and i8mm differ from those for neon only in the products of bytes. All
+    # products would take most of an hour on an emulated processor, and `verify` runs them on max.
     case $processor in
       *:neon) filter=(--skip quantized_matmul::) ;;
       *) filter=(level:: bytes:: quantized_matmul::extremes::bytes quantized_matmul::extremes::digits) ;;
@@ -154,8 +154,9 @@ build_command() {
 }
 run() { "$emulator" "$CARGO_TARGET_DIR/$target/debug/mlx-primitives" "$@"; }
 
-# Runs the tests that the command contains: a part of the conformance table of every op, against
-# references in double precision and MLX's ops, and the tokens of the demo model.
+# Runs the tests that the command contains. For every op, they check a part of its rows of the
+# conformance table against references in double precision and against MLX's ops. They also check
+# the tokens of the demo model.
 verify() {
   build_command
   QEMU_CPU=max run verify --quiet --quick --device cpu --share 1/16 --only self-test decode \

@@ -90,8 +90,8 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN, uint BAND, uint TURNS>
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     const uint end = min(k0 + count, params.axis);
-    // A column of the right matrix has a row of x in the columns of one group, and zeros elsewhere.
-    // `text` is the index of the row of x.
+    // In each column of the right matrix, the rows for one group of weights hold the elements of
+    // one row of x, and the other rows hold zeros. `text` is the index of the row of x.
     FewPlaces<PASSES> places;
     const uint text = BAND == 2 ? g % 2 : g;
     for (uint p = 0; p < PASSES; p++) {

@@ -79,7 +79,7 @@ class Kernel:
         return self._launch(tuple(map(mx.stop_gradient, inputs))) if self._launches() else self.cpu(*inputs)
 
     def _differentiable(self) -> Callable:
-        """Makes the op with its derivatives. `vjp` gives the gradients if there is one; `cpu` gives the rest."""
+        """Makes the op with its derivatives. `vjp`, if given, computes the gradients. `cpu` gives all others."""
         op = mx.custom_function(self._forward)
         op.vjp(lambda primals, cotangents, outputs: self._backward(_all(primals), cotangents, outputs))
         op.jvp(lambda primals, tangents: self._along(_all(primals), _all(tangents)))

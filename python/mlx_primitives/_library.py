@@ -144,5 +144,5 @@ def set_cpu_threads(threads):
 
 
 def set_row_order(order):
-    """Sets the order of rows for this thread's ops, and returns the previous order. Orders are numbers."""
+    """Sets the order in which this thread's ops add up a row, and returns the previous order. Orders are numbers."""
     return library.mlx_primitives_row_order(ctypes.c_int(order))

@@ -22,7 +22,7 @@ mx.disable_compile()  # MLX's layers are compiled functions, for which its CPU b
 
 @pytest.fixture(autouse=True)
 def nvidia(monkeypatch):
-    """Says whether a patch is for an NVIDIA GPU. By default it is not, so that all functions are replaced."""
+    """Returns a function that sets whether `patch` sees an NVIDIA GPU. By default it sees none, and replaces all."""
 
     def answer(it):
         for module in (_core, _layers, _patch):

@@ -39,8 +39,8 @@ impl Library {
     /// # Errors
     ///
     /// Returns an error if the source or the cache cannot be read or written, or the source does
-    /// not compile. [`Library::kernel`] compiles a source with function constants, for the values
-    /// that it gets.
+    /// not compile. A source with function constants is compiled later, when [`Library::kernel`]
+    /// gets their values.
     ///
     /// ```
     /// use metal_sim::{Buffer, Compiler, Constants, Dispatch, Library, Source};

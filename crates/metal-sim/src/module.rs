@@ -238,7 +238,8 @@ fn image_of(address: usize) -> std::ops::Range<usize> {
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };
         let loaded = headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
-        // Compare `address` with each segment: the base of an object that was not relocated is 0.
+        // Compare `address` with the segments, not with the base: an object that was not relocated
+        // has the base 0.
         let segments = loaded.map(|header| {
             let start = base + header.p_vaddr as usize;
             start..start + header.p_memsz as usize

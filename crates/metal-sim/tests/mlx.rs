@@ -1,6 +1,6 @@
 //! Tests with MLX's kernels, which Apple's compiler accepts. The lints must find nothing in them.
-//! This crate's kernels must use only attributes and functions that MLX's kernels use, or that the
-//! specification describes.
+//! The kernels of `mlx-primitives` must use only attributes and functions that MLX's kernels use,
+//! or that the specification describes.
 #![cfg(target_os = "linux")]
 
 mod common;

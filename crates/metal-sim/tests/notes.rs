@@ -122,7 +122,8 @@ fn loads_beside_equal_stores() {
     faulty(DataRace, &[one.into(), other(0), other(31), other(63), atomic.into()]);
 }
 
-/// Two SIMD groups share their sums. All lanes read 32 sums, of which only two were written.
+/// A kernel in which two SIMD groups share their sums. All lanes read 32 sums, of which only two
+/// were written.
 fn sums(after: &str) -> String {
     format!(
         "threadgroup float t[32];\nfloat sum = simd_sum(x[i]);\n\

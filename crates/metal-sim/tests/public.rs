@@ -48,8 +48,8 @@ fn vectors_of_bool() {
     assert_eq!(run(&kernel, &[0.0, 2.0, -1.0, 9.0]), [3011.0, 1010.0, 3111.0, -1.0]);
 }
 
-/// Matrices that are built from single elements, scaled and added in place, and braced lists among
-/// the arguments of a call.
+/// Tests matrices that are built from single elements, scaled and added in place. Also tests braced
+/// lists among the arguments of a call.
 #[test]
 fn matrices_and_lists() {
     let kernel = kernel(

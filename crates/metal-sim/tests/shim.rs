@@ -7,7 +7,8 @@ use common::kernel;
 use half::{bf16, f16};
 use metal_sim::{Buffer, Constants, Dispatch, Kernel, Plain};
 
-/// Evaluates `expression` for the `x` and `i` of a lane, in each of `x.len()` threads.
+/// Evaluates `expression` in one thread for each element. In `expression`, `x` is the element and
+/// `i` is its index.
 fn map<T: Plain, R: Plain + Default>(
     input: &str,
     output: &str,
@@ -210,8 +211,8 @@ fn integers() {
     }
 }
 
-/// Names of Apple's headers that kernels use without an include. Members that differ only in their
-/// address space.
+/// Tests names of Apple's headers that kernels use without an include, and members that differ only
+/// in their address space.
 #[test]
 fn names_of_apples_headers() {
     let kernel = kernel(
@@ -262,7 +263,7 @@ fn missing_resources_are_named() {
     assert!(said("tables_f").starts_with("tables_f takes an argument buffer, 'table' at "));
 }
 
-/// Conversions to types that a template or an alias names, and conversions of braced lists to
+/// Tests conversions to types that a template or an alias names, and conversions of braced lists to
 /// vectors.
 #[test]
 fn conversions() {

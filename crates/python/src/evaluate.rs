@@ -1,4 +1,4 @@
-//! Evaluates arrays with the crate `mlx-primitives`. On a CPU, this crate hands several kernels at
+//! Evaluates arrays with the crate `mlx-primitives`. On a CPU, that crate hands several kernels at
 //! a time to the stream's thread, and the thread that waits helps to run the kernels.
 //!
 //! Python calls `mlx_primitives_collect` while it holds its lock, and `mlx_primitives_evaluate`

@@ -90,7 +90,7 @@ pub extern "C" fn mlx_primitives_info() -> *const c_char {
 }
 
 /// Sets the order in which this thread's ops add up a row, and returns the previous order: 0 if the
-/// number of rows decides, 1 for the order of tokens, 2 for the order of prompts.
+/// number of rows decides, 1 for the order of a single row, 2 for the order of prompts.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_row_order(order: i32) -> i32 {
     let order = match order {

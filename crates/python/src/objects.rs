@@ -1,9 +1,9 @@
 //! Reads and writes `mx.array` objects by address.
 //!
 //! nanobind stores a C++ value inside the Python object. Two 32-bit words follow Python's header:
-//! the offset of the value from the object's address, and flags. They are equal for all arrays that
-//! MLX makes. An object with the type, offset and flags of the probe array therefore holds an
-//! array.
+//! the offset of the value from the object's address, and flags. Both words are equal for all
+//! arrays that MLX makes. An object with the type, offset and flags of the probe array therefore
+//! holds an array.
 
 use std::sync::OnceLock;
 

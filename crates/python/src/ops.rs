@@ -289,7 +289,7 @@ table! {
         let up = packing.factor(up, up_scales, up_biases)?;
         ops::quantized_swiglu(x, &gate, &up, norm.map(|norm| (norm, eps)))
     };
-    // One block (attention and MLP) of a Llama for few tokens. Returns the new state of its layer,
+    // One block (attention and MLP) of a Llama for few tokens. Returns the new state of the layer,
     // and the block's result.
     llama_block(
         x: array, state: array, norm: array, eps: float, q: array, q_scales: array,

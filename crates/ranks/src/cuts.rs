@@ -119,7 +119,7 @@ impl Cuts {
     }
 
     /// Some of the query heads that share this rank's key head may be on other ranks. Returns how
-    /// many lower ranks hold, and how many higher ranks hold; `None` if this rank holds all of
+    /// many are on lower ranks, and how many are on higher ranks; `None` if this rank holds all of
     /// them.
     pub fn absent_queries(&self) -> Option<(i32, i32)> {
         let (own, key) = (self.heads.get(self.rank)?, self.kv_heads.get(self.rank)?);

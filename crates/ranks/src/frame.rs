@@ -47,8 +47,8 @@ pub(super) fn write(
     to.write_all(&frame)
 }
 
-/// Reads a frame; `None` if the connection was closed. If the tag is not the next tag of the other
-/// end, the error has the kind `InvalidData`.
+/// Reads a frame; `None` if the connection was closed. If the bytes are not a frame with the
+/// expected tag, the error has the kind `InvalidData`.
 pub(super) fn read(
     from: &mut impl Read,
     seal: &mut Seal,

@@ -1,7 +1,7 @@
 //! Starts a group, before MLX connects the ranks. Every rank connects to rank 0, and the two ranks
-//! prove to each other that they know the secret. Rank 0 then compares the other rank's versions
-//! and number of ranks with its values. MLX itself waits for a missing rank without a limit, and
-//! compares nothing.
+//! prove to each other that they know the secret. Rank 0 then checks that the other rank has the
+//! same versions and the same number of ranks. MLX itself waits for a missing rank without a limit,
+//! and compares nothing.
 //!
 //! Rank 0 sends [`MAGIC`] and a fresh nonce to each connection. A rank answers with its
 //! [`Greeting`], a second nonce, and a proof over the greeting and both nonces. Rank 0 answers with
@@ -28,8 +28,8 @@ const MAGIC: &[u8; 16] = b"mlx-primitives 2";
 /// The size in bytes of a greeting before its text: the magic bytes, a length and a nonce.
 const HEAD: usize = MAGIC.len() + 4 + NONCE;
 const NONCE: usize = blake3::KEY_LEN;
-/// How long rank 0 waits for more ranks after it has found that the group cannot work, to tell the
-/// reason to these ranks too.
+/// If rank 0 finds that the group cannot work, it still waits this long for more ranks, to tell
+/// them the reason too.
 const LAST_CALL: Duration = Duration::from_secs(2);
 /// The pause before a rank tries again to connect.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -283,8 +283,8 @@ pub(super) fn call(place: &Place, secret: &Secret, timeout: Duration) -> Result<
 fn attempt(place: &Place, secret: &Secret, deadline: Instant) -> io::Result<(Link, Answer)> {
     let address = resolve(&place.first)?.into_iter().next();
     let address = address.ok_or_else(|| io::Error::other("it has no IPv4 address"))?;
-    // Rank 0 answers immediately. If too many strangers connect, it may close this connection
-    // instead.
+    // Rank 0 answers immediately. If too many other programs connect, rank 0 may close this
+    // connection instead.
     let soon = deadline.min(Instant::now() + PATIENCE);
     let left = soon.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
     let mut stream = TcpStream::connect_timeout(&address, left)?;

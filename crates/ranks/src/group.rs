@@ -261,7 +261,7 @@ impl Group {
     }
 
     /// Returns the texts of all ranks, in the order of the ranks, on every rank. All ranks must
-    /// call it in the same order. The texts may have different lengths.
+    /// call this method in the same order. The texts may have different lengths.
     ///
     /// # Errors
     ///
@@ -287,9 +287,9 @@ impl Group {
         }
     }
 
-    /// Returns the bytes that rank 0 gives, on every rank, and ignores the bytes that other ranks
-    /// give. The control connections carry the bytes. Use it for small messages, of less than 16
-    /// MiB, such as a prompt.
+    /// On every rank, returns the bytes that rank 0 gives. Ignores the bytes that other ranks give.
+    /// The control connections carry the bytes. Use it for small messages, of less than 16 MiB,
+    /// such as a prompt.
     ///
     /// The other ranks wait as long as rank 0 is alive, since rank 0 may be waiting for its user.
     /// Rank 0 does not wait for the other ranks. They store up to 64 MiB of messages until they

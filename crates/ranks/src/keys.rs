@@ -79,8 +79,8 @@ impl Secret {
         hasher.finalize()
     }
 
-    /// Returns the seals of the frames on a connection, forward and back. The caller decides which
-    /// rank sends forward.
+    /// Returns the two seals of a connection, which make the tags of its frames, forward and back.
+    /// The caller decides which rank sends forward.
     pub(super) fn seals(&self, purpose: &str, parts: &[&[u8]]) -> (Seal, Seal) {
         let seal = |way: &[u8]| {
             let parts = [parts, &[way]].concat();

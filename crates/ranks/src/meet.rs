@@ -86,8 +86,8 @@ pub(super) fn all(
         let ranks = lobby
             .round(|_| Some(()), |(), bytes| judge(bytes, rank, |low| prove(OF_LOWER, low, rank)));
         for (mut stream, peer) in ranks {
-            // A stranger can repeat the first bytes of a rank, but does not have the keys for the
-            // messages that follow.
+            // Another program can repeat the first bytes of a rank, but does not have the keys for
+            // the messages that follow.
             if peers.iter().all(|(other, _)| *other != peer) {
                 let proof = prove(OF_HIGHER, peer, rank);
                 stream.write_all(proof.as_bytes()).map_err(lost(peer))?;
@@ -96,7 +96,7 @@ pub(super) fn all(
         }
     }
     for (peer, mut stream) in higher {
-        // If strangers open many connections, the other rank may close this one. Then connect
+        // If other programs open many connections, the other rank may close this one. Then connect
         // again.
         while let Err(error) = check(&stream, deadline, &prove(OF_HIGHER, rank, peer)) {
             if Instant::now() >= deadline {

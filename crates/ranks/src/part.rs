@@ -83,7 +83,8 @@ impl RankPart {
 
 /// The results of [`RankPart::pass`].
 struct Passed {
-    /// The array `h` of this rank, as a result of the gathers.
+    /// The array `h` of this rank, taken from the results of the gathers so that it depends on
+    /// them.
     own: Array,
     /// The hidden states of the last rank in `which`, or `h` if `which` is empty.
     from: Array,

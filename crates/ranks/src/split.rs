@@ -36,7 +36,7 @@ pub struct Split {
     /// `None` for a rank of a group that does not exist yet ([`Split::planned`]).
     pub(crate) group: Option<Group>,
     pub(crate) rank: usize,
-    /// The share of each rank of the rows of a matrix, or of the layers.
+    /// For each rank, the number that determines how many rows or layers the rank holds.
     pub(crate) shares: Vec<u32>,
     pub(crate) scheme: Scheme,
 }

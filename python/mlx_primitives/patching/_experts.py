@@ -57,7 +57,10 @@ def forget() -> None:
 
 
 class _Routes:
-    """Maps rows to experts, and results back to the order of the indices."""
+    """Maps rows to experts, and results back to the order of the indices.
+
+    A slot is one entry of the indices. A span is a range of successive slots with the same expert.
+    """
 
     def __init__(self, indices: mx.array, ordered: bool, rows: int) -> None:
         try:
@@ -90,7 +93,7 @@ class _Routes:
                 start = slot
 
     def lead(self, x: mx.array) -> mx.array:
-        """Returns the rows `[slots, k]` in the order of experts, or the single row that all slots share."""
+        """Returns the row of each slot, `[slots, k]`, in the order of experts, or the row that all slots share."""
         x = x.reshape(-1, x.shape[-1])
         return x if self.rows is None else x[self.rows]
 

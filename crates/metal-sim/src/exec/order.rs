@@ -1,7 +1,8 @@
 //! Tracks the order that fences make between memory accesses. A thread's release fence covers the
-//! thread's earlier accesses, and the accesses of its threadgroup before the last barrier. The
-//! atomics that the thread writes next carry the release. A thread's acquire fence makes all
-//! releases known to the thread that are carried by atomics which its threadgroup has read.
+//! thread's earlier accesses, and the accesses that its threadgroup made before the last barrier.
+//! The atomics that the thread writes afterwards carry this release. A thread that executes an
+//! acquire fence then knows all releases that are carried by atomics which its threadgroup has
+//! read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +12,8 @@ use super::watch::Byte;
 /// A pseudo-atomic that stands for the barriers of the running threadgroup.
 const BARRIER: Byte = (usize::MAX, 0);
 
-/// For each atomic, the number of its releases that are known.
+/// The releases that a thread or a threadgroup knows: for each atomic, the number of its known
+/// releases.
 type View = HashMap<Byte, usize>;
 
 /// A release fence: the stamp of its thread, and the number of release fences that the thread has
@@ -24,7 +26,8 @@ struct Carried {
     count: usize,
     /// The release fences of each threadgroup, each with the index of the release.
     of_group: HashMap<u32, Vec<(Fence, usize)>>,
-    /// The views of other atomics that a release passes on, each with the index of the release.
+    /// The releases that pass on releases of other atomics, each as the view of its thread and the
+    /// index of the release.
     passed: Vec<(View, usize)>,
 }
 
@@ -32,8 +35,8 @@ struct Carried {
 #[derive(Default)]
 struct Fenced {
     released: Option<(Fence, View)>,
-    /// The atomics that carry this release already. One entry is enough, since all later readers of
-    /// the atomic see it.
+    /// The atomics that carry the release in `released` already. An atomic need not carry a release
+    /// twice, since all later readers of the atomic see the release.
     carried_by: HashSet<Byte>,
     known: View,
 }
@@ -44,7 +47,8 @@ pub(super) struct Order {
     /// Whether the kernel has executed a fence. Every access checks this.
     pub(super) is_used: bool,
     carried: HashMap<Byte, Carried>,
-    /// The bytes that threads accessed after a release fence, each with that fence.
+    /// The bytes that threads accessed after a release fence. The value has the stamp of the
+    /// access, and the number of release fences that the thread had executed.
     late: HashMap<Byte, Fence>,
     /// The threads of the running threadgroup that have executed a fence.
     fenced: HashMap<u32, Fenced>,
@@ -156,8 +160,8 @@ impl Order {
         [Some(&self.known), own].into_iter().flatten().any(|view| self.covers(view, access))
     }
 
-    /// Whether a release that the view knows covers an access, directly or through the releases
-    /// that it passed on. Each release is visited once, even if several paths lead to it.
+    /// Whether a release in `view` covers an access, or whether one of these releases passes on a
+    /// release that does. Each release is visited once, even if several paths lead to it.
     fn covers(&self, view: &View, (earlier, after): Fence) -> bool {
         let released = |(fence, count): Fence| {
             let is_late = fence.thread() == earlier.thread() && count <= after;

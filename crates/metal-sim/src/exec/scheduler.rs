@@ -130,7 +130,7 @@ impl Ready {
     }
 }
 
-/// The threads of a group that have arrived at a threadgroup barrier.
+/// The state of a threadgroup barrier that some threads of the group have reached.
 #[derive(Default)]
 pub(super) struct Barrier {
     pub(super) arrived: usize,

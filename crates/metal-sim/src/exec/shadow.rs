@@ -10,7 +10,7 @@ pub(super) const ATOMIC: u32 = 8;
 
 /// The thread and the time of an access, in 64 bits: the threadgroup + 1 (24 bits), the thread
 /// (10), the barriers passed by the threadgroup (15) and by the SIMD group (14), and whether an
-/// atomic wrote (1). Zero means that there was no access.
+/// atomic operation wrote (1). Zero means that there was no access.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp(u64);
 
@@ -107,7 +107,7 @@ impl Loads {
     }
 }
 
-/// An earlier access with which an access races.
+/// The earlier of two accesses that race.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Earlier {
     pub(super) stamp: Stamp,

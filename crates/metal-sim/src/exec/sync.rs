@@ -69,7 +69,7 @@ impl Machine {
     /// Suspends the current fiber until the scheduler resumes it.
     ///
     /// # Safety
-    /// Must be called on a fiber of `machine`, with no reference to it alive.
+    /// Must be called on a fiber of `machine`, while no reference to the machine is alive.
     pub(super) unsafe fn suspend(machine: *mut Machine) {
         // SAFETY: the yielder was set when the fiber started, and lives as long as the fiber.
         unsafe {
@@ -82,7 +82,7 @@ impl Machine {
     /// Runs the threads of a group until they have returned or cannot continue.
     ///
     /// # Safety
-    /// `machine` must be valid, with threads made for it, and no reference to it alive.
+    /// `machine` must be valid and have its threads, and no reference to it may be alive.
     pub(super) unsafe fn run_group(machine: *mut Machine) {
         // SAFETY: every borrow of the machine ends before a fiber is resumed.
         unsafe {
@@ -120,7 +120,8 @@ impl Machine {
         first..(first + SIMD_WIDTH).min(self.threads.len())
     }
 
-    /// Compares source lines, since return addresses differ if the compiler duplicated a call.
+    /// Whether two return addresses are on the same source lines. The addresses may differ for one
+    /// call in the source, since the compiler may duplicate the call.
     fn same_place(&mut self, one: usize, other: usize) -> bool {
         if one == other {
             return true;

@@ -5,7 +5,8 @@ use mlx_primitives_build::front::{self, Kernel, Parameter, Role};
 use super::entries::ALWAYS_INLINE;
 use super::{Purpose, Refused, Rewriter};
 
-/// The attributes of parameters that need no rewriting.
+/// The attributes of parameters that the rewriter accepts, besides the attributes of built-in
+/// values.
 const KNOWN: [&str; 5] = ["buffer", "threadgroup", "function_constant", "maybe_unused", "id"];
 
 impl Rewriter {

@@ -129,7 +129,8 @@ impl Rewriter {
     }
 
     /// Replaces `vec` by `msl_vec` in `vec<bool, N>`, and in a `typedef` or a `using` that is not a
-    /// template. The compiler does not have to deduce `T` and `N` there.
+    /// template. Unlike `vec`, `msl_vec` supports `bool`, but the compiler cannot deduce its
+    /// arguments.
     fn alias_of_vector(&mut self, i: usize) {
         if self.tokens.at(i) != "vec" || self.tokens.at(i + 1) != "<" {
             return;
@@ -257,7 +258,8 @@ fn may_be_vector(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_') && !number && !other
 }
 
-/// In MSL, `1.5` is a float, `1.5h` a half and `1.5bf` a bfloat.
+/// Returns a floating-point literal in the form for the host's compiler; `None` if the text needs
+/// no change. In MSL, `1.5` is a float, `1.5h` a half and `1.5bf` a bfloat.
 fn float_literal(text: &str) -> Option<String> {
     if text.starts_with("0x") || text.starts_with("0X") {
         return None;

@@ -33,8 +33,8 @@ impl Rewriter {
         }
     }
 
-    /// Returns the text of each member function of a struct that has no address space, up to the
-    /// end of its parameters.
+    /// Returns the text of each member function without an address space, up to the end of its
+    /// parameters. The struct begins at `brace`.
     fn members(&self, brace: usize) -> Vec<String> {
         let mut found = Vec::new();
         if self.tokens.at(brace) != "{" {

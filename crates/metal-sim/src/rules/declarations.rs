@@ -1,5 +1,5 @@
 //! Rules about declarations: address spaces of pointers, address spaces outside functions, and
-//! `static`.
+//! `static`. Quoted texts are the messages of Apple's compiler.
 
 use crate::rewrite::front::Function;
 use crate::rewrite::{SPACES, Tokens, Violation};

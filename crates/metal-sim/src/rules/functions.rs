@@ -1,4 +1,5 @@
-//! Rules about function definitions: address spaces of parameters, and recursion.
+//! Rules about function definitions: address spaces of parameters, and recursion. Quoted texts are
+//! the messages of Apple's compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
 

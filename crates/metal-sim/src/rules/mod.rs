@@ -107,8 +107,8 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
         let Some((file, number, severity, text)) = diagnostic(line) else { continue };
         let narrowing = text.contains("to 'bfloat'") || text.contains("__bf16')");
         let counts = match severity {
-            // Ignore failed static assertions, since this build has no packed vectors. The build
-            // that runs checks them.
+            // Ignore failed static assertions, since this build has no packed vectors. The compiler
+            // checks the assertions again in the build that the simulator runs.
             "error" | "fatal error" => {
                 !is_of_a_space(text) && !text.starts_with("static assertion failed")
             }

@@ -1,5 +1,6 @@
 //! Rules about a kernel's positions and sizes in the grid: they must all be scalars, or all be
-//! vectors of the same width. Some of them must also have the same element type.
+//! vectors of the same width. Some of them must also have the same element type. Quoted texts are
+//! the messages of Apple's compiler.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! Checks that a kernel's parameters and attributes meet the rules of Apple's front end.
+//! Checks that a kernel's parameters and attributes meet the rules of Apple's front end. Quoted
+//! texts are the messages of Apple's compiler.
 
 use std::ops::Range;
 

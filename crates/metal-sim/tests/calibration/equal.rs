@@ -37,8 +37,8 @@ fn compare(library: &Library, constants: &Constants, launches: &[Launch]) -> usi
     names.len()
 }
 
-/// Launches of a kernel that computes a row, or one number, for each row. The row lengths suit the
-/// kernel's variant.
+/// Launches of a kernel that computes a row, or one number, for each row. The looped variant of a
+/// kernel gets rows of more than 4096 elements, and the other variant gets shorter rows.
 fn rows(kernel: &str, dtype: Dtype) -> Vec<Launch> {
     let looped = kernel.contains("looped");
     let axes = if looped { [4097, 5000, 9000] } else { [1, 33, 4096] };
@@ -81,9 +81,9 @@ fn kernels_of_headers() {
     );
 }
 
-/// The inputs are x, weight and bias. MLX's layer_norm takes 8 elements per thread, and loops above
-/// 6656 elements. If the last threads have no elements, it overruns a private array. The lengths
-/// here therefore fill whole threadgroups.
+/// The inputs are x, weight and bias. In MLX's layer_norm, each thread takes 8 elements; for more
+/// than 6656 elements, the kernel runs a loop. If the last threads of a group have no elements, the
+/// kernel overruns a private array, so callers pass only lengths that fill whole threadgroups.
 fn layer_norm(dtype: Dtype, axis: usize) -> Launch {
     let looped = axis > 6656;
     let (threads, group) = launch::mlx_rows(2, axis, 8, looped);

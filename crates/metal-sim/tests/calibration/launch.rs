@@ -1,4 +1,4 @@
-//! How MLX and this crate dispatch an op: the kernel, the buffers and the grid.
+//! How MLX and `mlx-primitives` dispatch an op: the kernel, the buffers and the grid.
 
 use half::{bf16, f16};
 use metal_sim::{Buffer, Dispatch, Kernel, Report, Schedule};
@@ -90,8 +90,8 @@ pub fn longs(words: &[u64]) -> Vec<u8> {
 
 pub const EPS: f32 = 1e-5;
 
-/// MLX's launch of a row kernel: one threadgroup per row, with `reads` elements per thread. Above
-/// 4096 elements the kernel loops, with 1024 threads, the maximum of a threadgroup.
+/// MLX's launch of a row kernel: one threadgroup per row, with `reads` elements per thread. With
+/// `looped`, the kernel runs a loop with 1024 threads, the maximum of a threadgroup.
 pub fn mlx_rows(rows: usize, axis: usize, reads: usize, looped: bool) -> ([u32; 3], [u32; 3]) {
     let threads = if looped { 1024 } else { axis.div_ceil(reads).next_multiple_of(32) as u32 };
     ([rows as u32 * threads, 1, 1], [threads, 1, 1])
@@ -169,7 +169,7 @@ pub fn mlx_rope(dtype: Dtype, shape: RopeShape) -> Launch {
     }
 }
 
-/// MLX's `get_block_dims`: doubles each side in turn until there are 1024 threads.
+/// MLX's `get_block_dims`: doubles one side after another until there are 1024 threads.
 fn mlx_block(grid: [u32; 3]) -> [u32; 3] {
     let mut block = [1u32; 3];
     loop {

@@ -1,5 +1,6 @@
 //! Compares MLX's kernels as Apple compiled them, from MLX's macOS wheel, with the shim and with
-//! this crate's kernels. scripts/calibrate.sh fetches the wheel and sets the environment variables.
+//! the kernels of `mlx-primitives`. scripts/calibrate.sh fetches the wheel and sets the environment
+//! variables.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]

@@ -1,5 +1,5 @@
-//! Compares this crate's kernels with MLX's kernels as Apple compiled them. Results must be equal
-//! bit for bit if both kernels are meant to add in the same order.
+//! Compares the kernels of `mlx-primitives` with MLX's kernels as Apple compiled them. Results must
+//! be equal bit for bit if both kernels are meant to add in the same order.
 
 use std::collections::BTreeMap;
 
