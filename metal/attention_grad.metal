@@ -161,8 +161,8 @@ template <typename T, uint FEATURES, uint KIND>
   const HeadRows of_rows = {at.z, at.y * params.group, params.group};
   const HeadRows of_keys = {at.z, at.y, 1};
 
-  // Threadgroup memory keeps the rows of this threadgroup: queries and their cotangents, or keys
-  // and values. KIND decides.
+  // Threadgroup memory keeps the rows of this threadgroup: queries and the cotangents of their
+  // outputs, or keys and values. KIND decides.
   threadgroup T* tile = scratch;
   threadgroup T* scored = tile + ROOM * PITCH;
   threadgroup T* weighed = scored + block * PITCH;

@@ -48,8 +48,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const uint head = kv_head * params.group + row % params.group;
   const uint query = row / params.group;
 
-  // The scratch memory has a tile, then the offsets of arrays and of the mask's rows, then the
-  // queries.
+  // The scratch memory has a tile, then the offsets at which the arrays and the mask's rows begin,
+  // then the queries.
   threadgroup T* tile = scratch;
   threadgroup long* begins = (threadgroup long*)(tile + KEYS * PITCH);
   threadgroup T* all_queries = (threadgroup T*)(begins + (PLAIN ? 0 : ATTENTION_BEGINS));
@@ -88,8 +88,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
   const KeySpan shared = {
       visible_keys(params, (first_row + ATTENTION_FRAGMENT - 1) / params.group).first,
       visible_keys(params, first_row / params.group).end};
-  // Plain rows have a constant stride. For other layouts, threadgroup memory holds the offsets of
-  // the arrays and of the mask's rows.
+  // Plain rows have a constant stride. For other layouts, threadgroup memory holds the offsets at
+  // which the arrays and the mask's rows begin.
   const device T* keys = (const device T*)k;
   const device T* values = (const device T*)v;
   if (PLAIN) {

@@ -14,8 +14,8 @@ _LARGE_PAGES = "glibc.malloc.hugetlb=1"
 def _use_large_pages() -> None:
     """Restarts this process with large pages for its memory.
 
-    A CPU reads weights in small pages at two thirds of the speed. Linux's C library reads the variable only when a
-    process starts, and the C libraries of other systems do not know the variable.
+    A CPU reads weights in small pages at two thirds of the speed. Linux's C library reads GLIBC_TUNABLES only when a
+    process starts, and the C libraries of other systems do not know this variable.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if not sys.platform.startswith("linux") or "hugetlb" in tunables:

@@ -8,7 +8,7 @@ use mlx_primitives_llama::{Config, base::Axis};
 use super::scheme::Scheme;
 
 /// The kernels' blocks begin at multiples of this number of rows. The ranks' parts begin at such
-/// multiples too, if each rank has at least four times this number of rows.
+/// multiples too, if there are at least four times this number of rows per rank on average.
 const UNIT: i32 = 32;
 
 /// The range of each axis that each rank holds. If the scheme does not divide an axis, every rank

@@ -1,5 +1,5 @@
 //! The frames on a control connection. A frame has a kind, a length, a payload, and a tag that only
-//! the other end of the connection can compute.
+//! the two ends of the connection can compute.
 
 use std::io::{self, Read, Write};
 

@@ -122,7 +122,8 @@ pub(super) struct Seal {
 }
 
 impl Seal {
-    /// Computes the tag of the next frame. All headers on one connection have the same length.
+    /// Computes the tag of the next frame. The hash needs no lengths, since all headers on one
+    /// connection have the same length.
     pub(super) fn next(&mut self, head: &[u8], content: &Hash) -> Hash {
         let mut hasher = Hasher::new_keyed(&self.key);
         hasher.update(&self.number.to_le_bytes()).update(head).update(content.as_bytes());
