@@ -131,7 +131,8 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   const Part<T> second = {packed1, scales1, biases1};
   const Part<T> third = {packed2, scales2, biases2};
   const Where where = find_part(group.x, params);
-  // Half of the rows belong to the gate. The other half belong to the matrix that it multiplies.
+  // For swiglu, half of the rows belong to the gate, and half to the matrix that the gate
+  // multiplies.
   const uint together = params.swiglu != 0 ? R / 2 : R;
   const uint column = (where.block * simds + simd) * together;
   const uint last = params.part_columns[where.part] - 1;

@@ -7,7 +7,8 @@
 #include "quantized_matmul.h"
 
 // A row of packed weights is a little-endian stream of codes of BITS bits. A lane loads
-// QUANTIZED_VALUES of them, in words. A code begins at each 16-bit half of a word.
+// QUANTIZED_VALUES codes into words. Each 16-bit half of a word begins with a code and holds
+// `per_half` codes.
 
 template <uint BITS>
 struct Format {

@@ -1,6 +1,6 @@
-//! On macOS, lets the library find MLX's library, since one folder contains the packages of both.
-//! On Linux, the library uses the libmlx that the process has already loaded, by its name. With the
-//! feature `cuda`, this build allows a libmlx that lacks the functions for CUDA.
+//! On macOS, lets the library find MLX's library, since Python installs both packages into one
+//! folder. On Linux, the library refers to libmlx by its name, and the process has already loaded a
+//! libmlx. With the feature `cuda`, this build allows a libmlx that lacks the functions for CUDA.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -261,7 +261,8 @@ METAL_FUNC void begin_block(
     Place place,
     constant QuantizedMatmulParams& params) {
   const uint groups = params.axis >> params.group_shift;
-  // Half of the rows belong to the gate. The other half belong to the matrix that it multiplies.
+  // For swiglu, half of the rows belong to the gate, and half to the matrix that the gate
+  // multiplies.
   const uint together = params.swiglu != 0 ? FEW_ROWS / 2 : FEW_ROWS;
   const Where where = find_part(cursor.block, params);
   const uint column = (where.block * (place.simds / ways) + place.simd / ways) * together;

@@ -314,8 +314,8 @@ impl Group {
     }
 
     /// Leaves the group. Waits until every rank has left, so that no rank ends while another rank
-    /// still reads from it. All ranks call it at their end, after evaluating all arrays that they
-    /// send. A second call does nothing.
+    /// still reads from it. Every rank calls this method at its end, after it has evaluated all
+    /// arrays that it sends. A second call does nothing.
     ///
     /// # Errors
     ///

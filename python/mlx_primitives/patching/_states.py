@@ -29,7 +29,7 @@ class _Attribute(property):
 
 
 def _release(names: dict[str, Any]) -> None:
-    """Gives a cache its keys and values back, which are views of its state.
+    """Gives a cache its keys and values back, as views of its state.
 
     The cache keeps the state until it has the views, so an interruption loses nothing.
     """

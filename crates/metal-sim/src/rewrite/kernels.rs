@@ -173,8 +173,8 @@ impl Rewriter {
         }
         let (file, line) = self.tokens.place(kernel.open - 1);
         let limit = kernel.max_threads.as_deref();
-        // A limit that names a template parameter is unknown where the template's instances are
-        // registered.
+        // If the limit is a template parameter, its value is unknown where the template's instances
+        // are registered.
         let known = |limit: &&str| !kernel.is_template || limit.parse::<u32>().is_ok();
         format!(
             " static const ::msl::Parameter msl_parameters_{serial}[] = \
