@@ -129,8 +129,8 @@ kernels() {
     awk '/>:$/ { at = /::on_i8mm>/ } at && /\tusdot\t/ { count++ } END { exit count == 0 }' ||
     die "the products of digits for i8mm have no usdot"
   for processor in "${processors[@]}"; do
-    # The kernels for dotprod and i8mm differ from the kernels for neon only in the products of bytes.
-    # All products would take most of an hour on an emulated processor. `verify` runs them on max.
+    # The kernels for dotprod and i8mm differ from neon only in the products of bytes. All products
+    # would take most of an hour on an emulated processor. `verify` runs them on max.
     case $processor in
       *:neon) filter=(--skip quantized_matmul::) ;;
       *) filter=(level:: bytes:: quantized_matmul::extremes::bytes quantized_matmul::extremes::digits) ;;
