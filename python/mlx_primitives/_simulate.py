@@ -29,7 +29,7 @@ def simulate(function: Callable[[], Any], order: str = "forward") -> Any:
     the threads: "forward", "reversed" or "shuffled".
 
     The simulator compiles kernels with clang 17 or later, or with the clang that `pip install ziglang` installs.
-    METAL_SIM_CLANG names the compiler, or the folder that pip installed into.
+    METAL_SIM_CLANG names a clang++, a zig, or the folder into which pip installed ziglang.
     """
     if order not in ORDERS:
         raise ValueError("[simulate] expected %s, got %r" % (" or ".join(ORDERS), order))

@@ -153,8 +153,9 @@ fn values_that_something_uses() {
         "y[i] = min(max(v, 0.0f), 1.0f);",
         // The threads read different addresses, but the results are equal.
         "y[i] = 0 * x[v > 1e9f ? 1 : 0];",
-        // With one of the junk patterns the loop would run for minutes, if the limit on steps did
-        // not end it.
+        // After a read of unwritten memory, the simulator runs the kernel again with other junk
+        // values. With one of these values, the loop would run for minutes if the limit on steps
+        // did not end it.
         "device volatile float* z = y;\nz[i] = 1;\nfor (int k = 0; lane > 1 && k < as_type<int>(v); k++) z[i] = 2;",
         "y[i] = 4;\nif (v == 0) threadgroup_barrier(mem_flags::mem_none);",
     ];

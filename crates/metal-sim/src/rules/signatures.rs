@@ -32,8 +32,8 @@ pub(super) fn look(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// Finds "'max_total_threads_per_threadgroup' attribute cannot be applied to types": the attribute
-/// belongs to a function and comes after its parameters.
+/// Finds "'max_total_threads_per_threadgroup' attribute cannot be applied to types": a function's
+/// attribute that comes after the parameters instead of before the return type.
 fn after(tokens: &Tokens, function: &Function) -> Option<Violation> {
     let end = tokens.close(function.at + 1) + 1;
     let name = tokens.at(end + 2);
