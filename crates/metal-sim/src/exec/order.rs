@@ -26,8 +26,8 @@ struct Carried {
     count: usize,
     /// The release fences of each threadgroup, each with the index of the release.
     of_group: HashMap<u32, Vec<(Fence, usize)>>,
-    /// The releases that pass on releases of other atomics, each as the view of its thread and the
-    /// index of the release.
+    /// For each release that passes on releases of other atomics: the releases that it passes on,
+    /// and its index.
     passed: Vec<(View, usize)>,
 }
 

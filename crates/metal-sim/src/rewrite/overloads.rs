@@ -118,8 +118,8 @@ impl Rewriter {
         usize::MAX
     }
 
-    /// Turns a parameter such as `constant T x[2]` into a pointer. If it has an address space,
-    /// clang does not treat it as a pointer.
+    /// Turns a parameter such as `constant T x[2]` into a pointer. With an address space, clang
+    /// does not treat such a parameter as a pointer.
     pub(super) fn array_parameters(&mut self) {
         for open in 1..self.tokens.len() {
             let end = self.tokens.close(open);
