@@ -120,7 +120,7 @@ works() {
   passed=$((passed + 1))
 }
 
-# read_only yes|no: makes the clone read-only for all users, or writable again.
+# read_only yes|no: makes the copy of the repository read-only for all users, or writable again.
 read_only() {
   if [ "$1" = no ]; then
     umount "$work/copy$clone"

@@ -34,7 +34,7 @@ for argument in "$@"; do
 done
 [ -z "$with_cuda" ] || [ "$system" = Linux ] || die "--cuda is for Linux: MLX has no CUDA on $system"
 
-# at_least WANTED FOUND: succeeds if FOUND is not older. Compares the first two numbers only.
+# at_least WANTED FOUND: succeeds if version FOUND is WANTED or later, by the first two numbers.
 at_least() {
   local wanted_major wanted_minor major minor
   IFS=. read -r wanted_major wanted_minor _ <<<"$1"

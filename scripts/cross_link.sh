@@ -133,8 +133,8 @@ for release in "${releases[@]}"; do
   taken[$release]=$(symbols from libmlx.dylib "$build/cross.dylib")
 done
 
-# Both wheels must export every symbol that either build uses, because a binary for one system also
-# runs on the other.
+# The wheel for each release of macOS must export every symbol that any of the builds uses, because
+# a binary that was built for one release also runs on the others.
 all_taken=$(printf '%s\n' "${taken[@]}" | sort -u)
 for release in "${releases[@]}"; do
   absent=$(LC_ALL=C comm -23 <(LC_ALL=C sort <<<"$all_taken") <(symbols exported "$(wheel "$release")/lib/libmlx.dylib" | LC_ALL=C sort))

@@ -19,7 +19,7 @@ filter=("$@")
 done
 
 # Stable compilers have sanitizers too, but enable them only with RUSTC_BOOTSTRAP. The C++ compiler
-# instruments cpp/. Both halves use the sanitizer's run-time library that Rust links.
+# instruments cpp/. The Rust and the C++ code use the sanitizer's run-time library that Rust links.
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" CARGO_TARGET_DIR=target/asan CARGO_INCREMENTAL=0
 export CXXFLAGS="-fsanitize=address -fno-omit-frame-pointer ${CXXFLAGS:-}"
 # MLX keeps its scheduler and streams until the process ends. That is not a leak in our code.

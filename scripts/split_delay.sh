@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compares the speed that `info` predicts for two ranks with a measured speed, over a link that
 # delays every packet. The ranks decode with a model of 1.10 billion weights in 4 bits, with one
-# thread on each rank.
+# thread on each rank. A SCHEME is a way to split the model: gather or pipeline.
 #
 #   scripts/split_delay.sh [ROUNDS] [MICROSECONDS] [SCHEME...]      (3, 1000 one way, and all schemes)
 #

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "metal-without-a-mac.md"
 BEGIN, END = "<!-- token:begin, made by scripts/token_model.py -->\n", "<!-- token:end -->\n"
 
-# Our kernels and MLX's are assumed to read weights at this share of the memory's bandwidth.
+# Our kernels and MLX's are assumed to read weights at this fraction of the memory's bandwidth.
 STREAMED = 0.85
 # Pairs: the number of waits in a layer of mlx-lm, and the microseconds of a wait. A wait is the
 # time from the end of a dispatch to the start of the dispatch that needs its result. It includes
@@ -75,9 +75,10 @@ class Model:
     vocabulary: int
 
     def products(self):
-        """Returns a tuple for each product of ours: columns of x, whether a norm precedes it, MLX's rows.
+        """Returns a tuple for each of our products: columns of x, whether a norm precedes, rows of MLX's products.
 
-        One of our products fuses several of MLX's, whose numbers of weight rows are the last item.
+        One of our products may fuse several of MLX's products. The last item of the tuple has the number of
+        weight rows of each of them.
         """
         kv = self.kv_heads * self.dim
         q = self.heads * self.dim

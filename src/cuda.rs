@@ -47,8 +47,8 @@ mod ffi {
     }
 }
 
-/// In embedded sources, a comment with the name of each file precedes its text. This function
-/// replaces the comment by a `#line` directive, so that compilers report the file's name.
+/// In embedded sources, the text of each file follows a comment with the file's name. This function
+/// replaces these comments by `#line` directives, so that compilers report the names.
 fn with_lines(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     for line in source.lines() {

@@ -33,7 +33,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX cannot ask the system for its GPU.
+    /// Returns an error if MLX cannot find out whether the system has a GPU.
     pub fn is_available(self) -> Result<bool> {
         Ok(self == Self::Cpu || ffi::gpu_available()?)
     }
@@ -42,7 +42,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns an error if MLX has no such device, or cannot ask it for its name.
+    /// Returns an error if MLX has no such device, or cannot read the device's name.
     pub fn name(self) -> Result<String> {
         Ok(ffi::device_name(self == Self::Gpu)?)
     }
@@ -56,7 +56,7 @@ impl Device {
 ///
 /// # Errors
 ///
-/// Returns an error if MLX cannot ask the system for its GPU.
+/// Returns an error if MLX cannot find out whether the system has a GPU.
 pub fn default_device() -> Result<Device> {
     Ok(if ffi::default_is_gpu()? { Device::Gpu } else { Device::Cpu })
 }
@@ -95,7 +95,7 @@ impl Stream {
 ///
 /// # Errors
 ///
-/// Returns an error if MLX cannot ask the system for its GPU.
+/// Returns an error if MLX cannot find out whether the system has a GPU.
 pub fn current() -> Result<Device> {
     let place = ffi::current_place();
     if !place.explicit_device {

@@ -106,7 +106,7 @@ pub fn save_safetensors<'a>(
 /// | Q6_K | 6.56 | 8 | 10 | rounded by at most 1/6 of a step |
 /// | Q2_K | 2.63 | 6 | 8 | rounded by at most 1/62 of a group's range |
 ///
-/// [`load_gguf_with`] keeps Q4_K, Q5_K and Q6_K at nearly the bits a weight of the file.
+/// [`load_gguf_with`] can keep Q4_K, Q5_K and Q6_K at nearly the file's number of bits per weight.
 ///
 /// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers. In MLX, at
 /// least 32 weights share a step, so a group of 32 gets the larger step of its two halves. The half
@@ -133,7 +133,7 @@ pub fn save_safetensors<'a>(
 /// Returns an error if the file is missing, truncated or of another format or version, for a type
 /// that is not listed here, dimensions that are not whole blocks, offsets outside the file, tensors
 /// that overlap, two tensors or two entries of one name, and more than 65,536 tensors or entries.
-/// The error names the file, and the tensor where there is one. If the file becomes shorter later,
+/// The error names the file, and the tensor if it concerns one. If the file becomes shorter later,
 /// evaluating an array that is read from it fails.
 pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
     load_gguf_with(path, KQuants::Affine)

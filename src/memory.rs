@@ -36,7 +36,7 @@ use crate::error::Result;
 use crate::ffi::bridge as ffi;
 
 /// Starts to move the memory of evaluated arrays to the NVIDIA GPU that ops of this thread use.
-/// Otherwise a kernel that reads a small part of an array waits while the system moves its pages.
+/// Otherwise a kernel that reads a small part of an array waits while the system moves that part.
 /// Does nothing for other devices and for arrays that do not fit.
 ///
 /// # Errors
@@ -133,7 +133,7 @@ pub fn set_wired_limit(bytes: usize) -> Result<usize> {
 ///
 /// # Errors
 ///
-/// Returns an error if the system cannot be asked for its GPU.
+/// Returns an error if MLX cannot find out whether the system has a GPU.
 pub fn recommended_working_set() -> Result<Option<usize>> {
     if device::current()? == Device::Cpu {
         return Ok(None);
@@ -145,8 +145,8 @@ pub fn recommended_working_set() -> Result<Option<usize>> {
 #[doc(hidden)]
 pub const LARGE_PAGE: usize = 2 << 20;
 
-/// Advises Linux to back new memory with large pages, except for its ends that do not fill a large
-/// page. With large pages, reads wait less for the page tables.
+/// Advises Linux to use large pages for new memory, except at its two ends, which may not fill a
+/// large page. With large pages, reads wait less for the page tables.
 #[doc(hidden)]
 #[cfg(target_os = "linux")]
 pub fn advise_large_pages(start: usize, bytes: usize) {

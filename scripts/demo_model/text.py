@@ -197,7 +197,7 @@ def expand(template, rng, slots):
 
 
 def character(rng):
-    """Returns a name, the kind of character, and whether it is female."""
+    """Returns a name, the kind of character, and whether the character is female."""
     she = rng.random() < 0.6
     if rng.random() < 0.3:
         return pick(rng, PETS), pick(rng, ANIMALS), she

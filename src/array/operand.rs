@@ -28,7 +28,8 @@ mod sealed {
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 pub trait Operand: sealed::Sealed {
-    /// The operand as an array. A number gets the type of `other`, or a type that promotes with it.
+    /// The operand as an array. A number gets the type of `other`, with two exceptions: an `f32` is
+    /// float32 if `other` has integers or bools, and an `i32` is int32 if `other` has bools.
     ///
     /// # Errors
     ///

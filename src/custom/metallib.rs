@@ -118,8 +118,8 @@ pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
 }
 
 /// The newest version in a function list; `None` if the list is damaged. The list begins with the
-/// number of functions. Each function consists of its size and tags, and a tag of a name, a length
-/// and data.
+/// number of functions. Each function's entry consists of the entry's size and of tags. A tag
+/// consists of a name, a length and data.
 fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     let mut newest = None;
     let mut rest = list.get(4..)?;
@@ -152,8 +152,8 @@ fn newest(list: &[u8], bitcode: u64) -> Option<MetalVersion> {
     newest
 }
 
-/// The newest version of the language that a release of macOS runs; `None` if the release is newer
-/// than this crate knows. Without a release, returns the newest known version.
+/// The newest version of the language that a release of macOS runs; `None` if the release is later
+/// than all releases in `RELEASES`. Without a release, returns the newest version there.
 pub fn supported(release: Option<u32>) -> Option<MetalVersion> {
     let [(_, oldest), .., (latest, newest)] = RELEASES;
     match release {

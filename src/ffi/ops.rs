@@ -275,7 +275,8 @@ pub(crate) mod bridge {
             freqs: *const MlxArray,
             offset: &MlxArray,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// Returns a list of the state and the result of the attention.
+        /// Returns a list of two arrays: the key/value cache with the new rows, and the attention's
+        /// result.
         unsafe fn rope_append_attention(
             state: &MlxArray,
             qkv: &MlxArray,

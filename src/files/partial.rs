@@ -1,5 +1,5 @@
-//! Incomplete files and folders. A process locks those that it writes. An unlocked one is stale:
-//! its process was killed, so other processes remove it.
+//! Incomplete files and folders. A process locks each file or folder that it writes. If one is not
+//! locked, it is stale: the process that wrote it was killed. Other processes then remove it.
 
 use std::fs::{self, File};
 use std::io;
@@ -97,7 +97,7 @@ fn remove(path: &Path) {
 pub fn abandon() {
     let live = live();
     for path in &*live {
-        // Another thread may still write files into a folder, so its removal may need attempts.
+        // Another thread may still write into a folder, so its removal may need several attempts.
         for _ in 0..ATTEMPTS {
             remove(path);
             if !path.exists() {

@@ -24,7 +24,7 @@ pub(crate) mod ffi {
         /// returns false.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
         /// Elements `start` to `end` of an axis of an array. If the array is not yet read from its
-        /// file, only these elements are read, if they are whole blocks.
+        /// file, and the range begins and ends at the bounds of blocks, only they are read.
         fn stored_part(
             whole: &MlxArray,
             axis: usize,
@@ -45,8 +45,8 @@ pub(crate) mod ffi {
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
 
-        /// Whether the elements are contiguous in the file, and any `bytes` of them can be read
-        /// separately.
+        /// Whether the elements are contiguous in the file, and can be read in pieces of `bytes`
+        /// bytes. A piece must not end inside a block of packed weights.
         fn divides(self: &Stored, bytes: usize) -> bool;
 
         /// Selects bytes `start` to `end` of every `pitch` bytes. If `pitch` is 0, selects bytes

@@ -95,8 +95,8 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// Whether the array's elements are one run, and `bytes` is a multiple of the unit that can be
-    /// read separately: a byte, or the array's part of a block.
+    /// Whether the array's elements are one run, and can be read in pieces of `bytes` bytes. The
+    /// number must then be a multiple of `unit()`.
     pub fn divides(&self, bytes: usize) -> bool {
         self.runs.is_none() && bytes.is_multiple_of(self.unit())
     }
@@ -113,8 +113,8 @@ impl Stored {
         })
     }
 
-    /// Elements `range` of an axis of an array. If the array is not yet read from its file, only
-    /// these elements are read, if they begin and end at the bounds of blocks.
+    /// Elements `range` of an axis of an array. If the array is not yet read from its file, and the
+    /// range begins and ends at the bounds of blocks, only these elements are read.
     pub fn part(whole: &Array, axis: usize, range: &Range<i32>) -> Result<Array> {
         Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
     }
