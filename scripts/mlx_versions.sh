@@ -6,7 +6,7 @@
 #                                           calls of cpp/runtime/mlx_patches.h with the forms
 #                                           that later versions may have
 #   scripts/mlx_versions.sh core [VERSION]  builds the crate with that MLX, by default the oldest,
-#                                           and runs the core of the tests
+#                                           and runs the test modules that `core` lists below
 #
 # For `headers`, run cargo check first, which generates the code of the bridge. CXX names the
 # compiler.

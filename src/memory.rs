@@ -2,8 +2,8 @@
 //!
 //! # When memory runs out
 //!
-//! The system may refuse memory for the result of one of our primitives, for a row-contiguous copy
-//! of its input, for an input in another type, or for [`Array::astype`](crate::Array::astype).
+//! The system may refuse memory for the result of one of our primitives, for a copy of an input in
+//! row-major order or in another type, or for [`Array::astype`](crate::Array::astype).
 //! Evaluating the array then returns an error, and later evaluations are not affected. This crate
 //! cannot turn four cases into an error:
 //!
@@ -97,7 +97,7 @@ pub fn memory_limit() -> usize {
 }
 
 /// Sets [`memory_limit`], in bytes, and returns the previous limit. By default it is 1.5 times the
-/// working set that the GPU recommends or, without a GPU, 0.8 times the machine's memory.
+/// GPU's recommended working set or, without a GPU, 0.8 times the machine's memory.
 ///
 /// # Errors
 ///

@@ -53,8 +53,9 @@ impl MetalLibrary {
     ///
     /// # Errors
     ///
-    /// Returns an error if its header or list of functions is damaged, it is not for macOS, or its
-    /// version of Metal is too new: for this macOS or, on other systems, for this crate.
+    /// Returns an error if the metallib's header or list of functions is damaged, if it is not for
+    /// macOS, or if its version of Metal is newer than this macOS runs or, on other systems, than
+    /// this crate knows.
     pub fn from_bytes(metallib: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::new(Contents { metallib: Some(metallib.into()), source: None })
     }

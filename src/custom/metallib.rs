@@ -68,8 +68,8 @@ fn check_release(header: &[u8], release: Option<u32>) -> Result<()> {
     }
 }
 
-/// The newest version of the language that a function was compiled for, or an error if this system
-/// does not run it.
+/// The newest version of the language that a function of the library was compiled for, or an error
+/// if this system does not run the library.
 pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     check_for(bytes, macos_release())
 }

@@ -15,7 +15,7 @@ use crate::dtype::Dtype;
 
 /// The most bytes of a header that the `safetensors` crate reads.
 const MAX_HEADER: usize = 100_000_000;
-/// Limits far above the numbers of any known checkpoint.
+/// Limits for the rank of a tensor and the number of tensors. Known checkpoints stay far below.
 const MAX_RANK: usize = 32;
 const MAX_TENSORS: usize = 1 << 16;
 

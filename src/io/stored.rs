@@ -38,7 +38,7 @@ pub struct Stored {
     tensor: String,
     offset: u64,
     form: Form,
-    /// The bytes of the tensor's elements before the first one of the array.
+    /// The number of bytes of the tensor before the array's first element.
     skipped: usize,
     /// The runs of contiguous elements that make up the array; `None` if it is one run.
     runs: Option<Runs>,

@@ -1,5 +1,5 @@
-//! The entries of a header, with their types. An entry takes at most its bytes in the file plus a
-//! fixed size of memory, and the number of entries is limited. Strings are called texts here.
+//! The entries of a header, with their types. An entry takes at most as much memory as it has bytes
+//! in the file, plus a fixed size. The number of entries is limited. Strings are called texts here.
 
 use std::collections::HashMap;
 
