@@ -76,7 +76,7 @@ print(*(p["manifest_path"] for p in json.load(sys.stdin)["packages"] if p["name"
 cxx=$(dirname "$cxx")
 
 # compile RELEASE: compiles cpp/ as on a Mac. check_mlx.cmake would run a program for macOS, so this
-# function gives it the program's result.
+# function passes the program's result to CMake (probe_ran).
 compile() {
   local release=$1 build=$cross/build-$mlx_version-$1
   logged "configure-$release" "$cmake" -S "$root/cpp" -B "$build" "${generator[@]}" \
@@ -110,8 +110,8 @@ link() {
     -o "$output" >"$output.log" 2>&1
 }
 
-# Only symbols that Rust defines may be undefined in the C++ objects. The link below gets a dummy
-# label for each of them.
+# The C++ objects use symbols with these names, which Rust defines. The link below gets a dummy
+# label for each of them, so that it fails only if other symbols are undefined.
 rust_symbols='^_((mlx_primitives\$bridge\$)?cxxbridge1\$|mlxp_cpu_)'
 
 count=0

@@ -29,7 +29,7 @@ LISTS = {"cpp.toml": "cpp", "rust.toml": "crates/kernels/src"}  # each with the 
 KERNELS = "mlx-primitives-kernels"
 VARIABLE = "MLX_PRIMITIVES_TEST_FAULT"
 SIMULATOR = "MLX_PRIMITIVES_SIMULATE_METAL"
-PATIENCE = 600  # seconds: a fault that takes longer made a test hang, which counts as noticed
+PATIENCE = 600  # seconds; if the tests take longer, one of them hangs, so the fault counts as detected
 
 HEADER = f"""#pragma once
 

@@ -79,7 +79,7 @@ def misbehave(address, dice):
             connection.sendall(data)
             time.sleep(dice.random() * 0.3)
             if dice.random() < 0.5:
-                linger = struct.pack("ii", 1, 0)  # a reset in place of an end
+                linger = struct.pack("ii", 1, 0)  # closing the socket then sends a reset
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         except OSError:
             pass  # the server ended the connection first

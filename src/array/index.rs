@@ -134,7 +134,7 @@ macro_rules! tuples {
     ($($($part:ident)*;)*) => {$(
         impl<$($part: Into<Index>),*> sealed::Sealed for ($($part,)*) {}
         impl<$($part: Into<Index>),*> IntoIndex for ($($part,)*) {
-            #[allow(non_snake_case)] // the names of types name their values too
+            #[allow(non_snake_case)] // a type and its value have one name
             fn parts(self) -> Vec<Index> {
                 let ($($part,)*) = self;
                 vec![$($part.into()),*]

@@ -66,7 +66,7 @@ pub(crate) mod bridge {
         Norm,
     }
 
-    /// The layout of a layer's state.
+    /// The layout of a layer's state, the array of its keys and values.
     struct AppendLayout {
         heads: i32,
         kv_heads: i32,

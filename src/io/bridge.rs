@@ -24,7 +24,7 @@ pub(crate) mod ffi {
         /// returns false.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
         /// Elements `start` to `end` of an axis of an array. If the array is not yet read from its
-        /// file, and the range begins and ends at the bounds of blocks, only they are read.
+        /// file, and the range begins and ends at block bounds, only these elements are read.
         fn stored_part(
             whole: &MlxArray,
             axis: usize,

@@ -95,8 +95,8 @@ impl Stored {
         Array::from_bridge(ffi::stored(Box::new(stored), &shape, dtype.into()))
     }
 
-    /// Whether the array's elements are one run, and can be read in pieces of `bytes` bytes. The
-    /// number must then be a multiple of `unit()`.
+    /// Whether the array's elements are one run, and `bytes` is a multiple of `unit()`, so that any
+    /// piece of that many bytes can be read separately.
     pub fn divides(&self, bytes: usize) -> bool {
         self.runs.is_none() && bytes.is_multiple_of(self.unit())
     }
