@@ -1,5 +1,5 @@
-"""Compares this crate's command with mlx-lm on a checkpoint: the files that both write, and their
-results on those files.
+"""Compares this crate's command with mlx-lm on a checkpoint: the files that both programs write, and
+the results of both programs on these files.
 
 pip install "mlx[cpu]" mlx-lm
 cargo build --release && python scripts/compare_with_mlx_lm.py [--model DIR] [--text FILE]
@@ -61,7 +61,7 @@ def score(model, tokens):
 
 
 def greedy(model, tokens, count):
-    """Returns the greedy tokens, and for each the difference between the two largest logits."""
+    """Returns the greedy tokens, and for each token the difference between the two largest logits."""
     from mlx_lm.models.cache import make_prompt_cache
 
     cache, found, margins = make_prompt_cache(model), [], []

@@ -2,7 +2,7 @@
 # Runs most tests under AddressSanitizer: the library, the kernels, the bridge and cpp/. MLX's library
 # is not instrumented, but its allocations are checked like all others.
 #
-#   scripts/sanitize_suite.sh [FILTER...]      runs all tests except those listed below by default
+#   scripts/sanitize_suite.sh [FILTER...]      without FILTER, skips only the tests listed below
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -104,7 +104,7 @@ pub fn current() -> Result<Device> {
     Ok(if place.gpu { Device::Gpu } else { Device::Cpu })
 }
 
-/// Runs `f` and places the ops that it builds on this thread on the device. Other threads are not
+/// Runs `f`. The ops that `f` builds on this thread run on the device. Other threads are not
 /// affected.
 ///
 /// ```
@@ -118,7 +118,7 @@ pub fn with_device<R>(device: Device, f: impl FnOnce() -> R) -> R {
     with_place(device.place(-1), f)
 }
 
-/// Runs `f` and places the ops that it builds on this thread on the stream.
+/// Runs `f`. The ops that `f` builds on this thread run on the stream.
 ///
 /// ```
 /// use mlx_primitives::{Array, device::{Device, Stream, with_stream}};

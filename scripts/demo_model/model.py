@@ -62,7 +62,7 @@ def rms_norm(x, weight, eps):
 
 
 def rope(x, theta):
-    """Rotates pairs of one element from each half of a head; x is [batch, time, head, dim]."""
+    """Rotates pairs: element i of a head's first and of its second half. x is [batch, time, head, dim]."""
     half = x.shape[-1] // 2
     angles = np.arange(x.shape[1])[:, None] * theta ** (-np.arange(half) / half)
     cos = jnp.asarray(np.cos(angles), x.dtype)[:, None, :]

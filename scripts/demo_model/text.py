@@ -37,7 +37,7 @@ OPENINGS = [
     "{name} was a {trait} {kind}.",
     "A {trait} {kind} named {name} lived {place}.",
 ]
-# Openings that already name the day; the plot then goes on with "That day,".
+# Openings that begin with a phrase such as "One day,"; the plot then begins with "That day,".
 MEETINGS = [
     "{turn} a {trait} {kind} named {name} was walking {place}.",
     "{turn} a {trait} {kind} named {name} went out to {hobby}.",

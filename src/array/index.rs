@@ -167,7 +167,7 @@ impl<const N: usize> IntoIndex for [Index; N] {
     }
 }
 
-/// The arguments of MLX's `slice` for an index, and the axes that the result then drops and adds.
+/// The arguments of MLX's `slice` for an index, and the axes to remove from and add to its result.
 #[derive(Default)]
 struct Selection {
     start: Vec<i32>,
@@ -286,7 +286,7 @@ impl Array {
     /// | [`Ellipsis`] | all elements of the axes that no other part selects from |
     /// | [`NewAxis`] | a new axis of length 1 |
     ///
-    /// The result is lazy, and a view where the array is evaluated. It is differentiable.
+    /// The result is lazy and differentiable. It is a view, so its evaluation copies no elements.
     ///
     /// # Errors
     ///
