@@ -30,8 +30,8 @@ class Windows:
         self.starts = starts[starts <= self.last]
 
     def sample(self, rng, batch):
-        # Half of the windows begin with a story, because a prompt begins at position 0 without a
-        # bos token. The others begin anywhere, so that prompts from the middle of a story work too.
+        # Half of the windows begin at the start of a story, because a prompt begins at position 0
+        # without a bos token. The others begin anywhere, so that other prompts work too.
         at = rng.integers(0, self.last + 1, batch)
         half = batch // 2
         at[:half] = rng.choice(self.starts, half)
