@@ -63,9 +63,9 @@ mod ffi {
     }
 
     extern "Rust" {
-        /// Calls the observer before an evaluation waits for MLX, and returns the observer's number
-        /// of that wait. Returns 0 without an observer. An error prevents the evaluation: the group
-        /// of ranks is unusable after an earlier failure.
+        /// Calls the observer before an evaluation waits for MLX, and returns the number that the
+        /// observer gives to the wait. Returns 0 without an observer. An error prevents the
+        /// evaluation: the group of ranks is unusable after an earlier failure.
         fn begin_wait() -> Result<u64>;
         /// Calls the observer after a wait. If the wait `failed`, the group becomes unusable.
         fn end_wait(id: u64, failed: bool);

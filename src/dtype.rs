@@ -88,8 +88,8 @@ mod sealed {
 
 /// A Rust type that is the element of an [`Array`](crate::Array).
 ///
-/// Sealed: implemented for `bool`, the integers of 8 to 64 bits, `half::f16`, `half::bf16`,
-/// `f32` and `f64`, whose memory layout is MLX's.
+/// The trait is sealed: implemented for `bool`, the integers of 8 to 64 bits, `half::f16`,
+/// `half::bf16`, `f32` and `f64`. All of these types have the memory layout of MLX's types.
 pub trait Element: sealed::Sealed + Copy + Default + 'static {
     /// The [`Dtype`] of arrays with elements of this type.
     const DTYPE: Dtype;

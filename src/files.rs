@@ -110,7 +110,7 @@ mod replacement {
 
     use crate::error::{Error, Result};
 
-    /// A new file that replaces another file in the same folder when it is complete.
+    /// A new file. When it is complete, it replaces another file in the same folder.
     ///
     /// Dropping a `Replacement` without [`commit`](Self::commit) removes the new file, and the
     /// other file stays as it was. If the process is killed, the new file stays, under a name that

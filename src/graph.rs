@@ -32,10 +32,10 @@ const VIEWS: &str = "\
     AsStrided Barrier Broadcast BroadcastAxes Contiguous CustomTransforms Depends ExpandDims \
     Flatten NumberOfElements Reshape Slice Split Squeeze StopGradient Transpose Unflatten";
 
-/// The nodes that evaluating `arrays` would run, the results first.
+/// The nodes that an evaluation of `arrays` would run, the results first.
 ///
-/// A node of MLX counts as one dispatch, as in MLX's Metal backend, and a view as no dispatch. One
-/// of our nodes counts as the dispatches of its `eval_gpu`.
+/// A node of MLX counts as one dispatch, as in MLX's Metal backend, but a view counts as none. For
+/// one of our nodes, the dispatches of its `eval_gpu` count.
 ///
 /// # Errors
 ///
@@ -81,9 +81,9 @@ pub struct Dispatch {
 /// The largest threadgroup of every Apple GPU, in threads.
 pub const MAX_THREADS: u32 = 1024;
 
-/// The dispatches of evaluating a lazy result of one of our ops on a GPU, in order, for pipelines
-/// that allow up to `max_threads` threads in a threadgroup. Nothing is evaluated, and no GPU is
-/// needed.
+/// The dispatches, in order, that a GPU would run to evaluate a lazy result of one of our ops. The
+/// function assumes that pipelines allow up to `max_threads` threads in a threadgroup. Nothing is
+/// evaluated, and no GPU is needed.
 ///
 /// Inputs that are not evaluated count as row-contiguous. If the result may take over the memory of
 /// an input, the function assumes that it does.

@@ -30,8 +30,8 @@ pub use safetensors::Tensors;
 ///
 /// Returns an error if the file is missing, truncated or not safetensors, if shapes and types do
 /// not fit their offsets, or if offsets lie outside the file. The error names the file, and the
-/// tensor, if there is one. If the file becomes shorter later, evaluating an array that is read
-/// from it fails.
+/// tensor if it concerns one. If the file becomes shorter later, evaluating an array that is read
+/// from the file fails.
 pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Tensors> {
     let path = path.as_ref();
     let file = files::open(path).map_err(|e| Error::io(path, e))?;
@@ -141,7 +141,7 @@ pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
 
 /// Loads a GGUF file like [`load_gguf`], with a choice of the layout of K-quants.
 ///
-/// With [`KQuants::Own`], a tensor `NAME.weight` of one of these types becomes two arrays of the
+/// With [`KQuants::Own`], a tensor `NAME.weight` of a type in this table becomes two arrays of the
 /// mode [`KQuant`](crate::ops::QuantizedMode::KQuant): `NAME.weight` (uint32) and `NAME.scales`
 /// (uint8). The weights are the same numbers.
 ///

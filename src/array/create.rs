@@ -109,8 +109,8 @@ impl Array {
         Self::from_bridge(ffi::full(shape, value.raw()))
     }
 
-    /// The numbers `start`, `start + step`, … up to `stop`, which is excluded, of shape `[n]`. With
-    /// a negative step they decrease.
+    /// The numbers `start`, `start + step`, … before `stop`, as an array of shape `[n]`. With a
+    /// negative step, the numbers decrease.
     ///
     /// # Errors
     ///

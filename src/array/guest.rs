@@ -21,7 +21,7 @@ pub unsafe fn array_at(address: *const ()) -> Array {
     Array::from_ref(unsafe { &*address.cast::<ffi::MlxArray>() })
 }
 
-/// Returns the address of the array's list of dimensions, and their number. Does not read the list.
+/// Returns the address of the array's list of dimensions, and its length. Does not read the list.
 ///
 /// # Safety
 ///

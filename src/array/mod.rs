@@ -51,7 +51,7 @@ pub use view::{concatenate, select, stack};
 /// and for `-` of a result: `((&a + &b)? * 2.0)?`.
 ///
 /// MLX's streams belong to the thread that made them, so an array stays on its thread.
-/// [`Array::into_send`] moves an evaluated one to another thread.
+/// [`Array::into_send`] moves an evaluated array to another thread.
 ///
 /// ```compile_fail,E0277
 /// let x = mlx_primitives::Array::ones::<f32>(&[2]).unwrap();
@@ -104,7 +104,7 @@ impl Array {
         ffi::shape(self.raw())
     }
 
-    /// The length of dimension `axis`; a negative one counts from the last. See [`Array::shape`].
+    /// The length of dimension `axis`; a negative axis counts from the last. See [`Array::shape`].
     ///
     /// # Errors
     ///

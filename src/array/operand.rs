@@ -68,7 +68,7 @@ impl Operand for i32 {
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident => $op:ident;)*) => {
         /// Elementwise functions of two arrays, which broadcast, or of an array and a number. The
-        /// result has the type that both promote to, or bools where a function compares.
+        /// result has the type that both operands promote to; comparisons and logic give bools.
         impl Array {$(
             $(#[$doc])*
             ///

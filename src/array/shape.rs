@@ -101,7 +101,7 @@ impl IntoAxes for Option<i32> {
     }
 }
 
-/// Implements both traits for each type, given its conversion to an array or a slice.
+/// Implements `IntoShape` and `IntoAxes` for each type, by a conversion to an array or a slice.
 macro_rules! lists {
     ($([$($generics:tt)*] $list:ty: |$value:ident| $dims:expr;)*) => {$(
         impl<$($generics)*> sealed::Shape for $list {}

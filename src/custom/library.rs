@@ -85,7 +85,7 @@ impl MetalLibrary {
     /// # Errors
     ///
     /// Returns an error if the metallib is not empty and [`MetalLibrary::from_bytes`] refuses it,
-    /// or the source is not ASCII.
+    /// or if the source contains a NUL.
     pub fn from_build(metallib: &'static [u8], source: &'static str) -> Result<Self> {
         let metallib = (!metallib.is_empty()).then_some(Cow::Borrowed(metallib));
         Self::new(Contents { metallib, source: Some(source.into()) })

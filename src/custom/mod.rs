@@ -103,13 +103,13 @@ pub trait CustomPrimitive: Send + Sync + 'static {
         None
     }
 
-    /// Computes all elements of all outputs on the CPU. Outputs are row-contiguous, share no memory
-    /// with inputs, and are not initialized. MLX does not call this method if no output has
-    /// elements.
+    /// Computes all elements of all outputs on the CPU. Outputs are row-contiguous. They share no
+    /// memory with inputs and are not initialized, except output 0 if `in_place` names an input.
+    /// MLX does not call this method if no output has elements.
     ///
     /// # Errors
     ///
-    /// Returns an error if the outputs cannot be computed; the evaluation then fails with it.
+    /// Returns an error if the outputs cannot be computed; the evaluation then returns this error.
     fn eval_cpu(&self, inputs: &[View<'_>], outputs: &mut [ViewMut<'_>]) -> Result<()>;
 
     /// The kernels to dispatch on a GPU, in order.
@@ -126,8 +126,8 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     }
 
     /// The vector-Jacobian product. `cotangents` has an array for each output. Returns the
-    /// gradients of the primals that `argnums` numbers, in that order. Each gradient has the shape
-    /// and type of its primal.
+    /// gradients of the primals whose indices are in `argnums`, in that order. Each gradient has
+    /// the shape and type of its primal.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ pub trait CustomPrimitive: Send + Sync + 'static {
     }
 
     /// The Jacobian-vector product: the derivatives of the outputs along `tangents`. There is one
-    /// tangent for each primal that `argnums` numbers. The other primals are constant.
+    /// tangent for each primal whose index is in `argnums`. The other primals are constant.
     ///
     /// # Errors
     ///
