@@ -75,10 +75,10 @@ class Model:
     vocabulary: int
 
     def products(self):
-        """Returns a tuple for each of our products: columns of x, whether a norm precedes, rows of MLX's products.
+        """Returns a tuple for each of our products: columns of x, whether a norm precedes it, rows of weights.
 
-        One of our products may fuse several of MLX's products. The last item of the tuple has the number of
-        weight rows of each of them.
+        One of our products may fuse several of MLX's products. The last item of the tuple therefore has the
+        rows of each of MLX's products.
         """
         kv = self.kv_heads * self.dim
         q = self.heads * self.dim

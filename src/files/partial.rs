@@ -1,5 +1,5 @@
-//! Incomplete files and folders. A process locks each file or folder that it writes. If one is not
-//! locked, it is stale: the process that wrote it was killed. Other processes then remove it.
+//! Incomplete files and folders. A process locks each file or folder that it writes. An unlocked
+//! file or folder is stale: the process that wrote it was killed, so other processes remove it.
 
 use std::fs::{self, File};
 use std::io;
