@@ -288,8 +288,8 @@ impl Head {
     }
 }
 
-/// The negative of one element of the array, as an array. MLX computes it after `array`, so a node
-/// can wait for `array` through it without keeping the memory of `array` in use.
+/// The negative of one element of `array`, as an array. MLX computes the negative after `array`. A
+/// node with the negative as an input waits for `array`, but does not keep its memory in use.
 fn one_of(array: &Array) -> Result<Array> {
     let mut one = array.clone();
     for axis in 0..i32::try_from(array.ndim()).unwrap_or(0) {

@@ -43,7 +43,7 @@ impl QuantizedWeight {
     }
 
     /// Like [`QuantizedWeight::new`], but does not check the shapes and types. Use the matrix in
-    /// products only, because they check the shapes and types themselves.
+    /// products only, because the products check the shapes and types.
     #[doc(hidden)]
     pub fn for_products(
         packed: Array,
@@ -64,7 +64,7 @@ impl QuantizedWeight {
     /// Sets how products round `x` on a CPU. The setting applies to
     /// [`quantized_linear`](crate::ops::quantized_linear),
     /// [`quantized_linears`](crate::ops::quantized_linears) and
-    /// [`quantized_swiglu`](crate::ops::quantized_swiglu), and, if an op has several weights, the
+    /// [`quantized_swiglu`](crate::ops::quantized_swiglu). If an op has several weights, the
     /// setting of the first weight applies.
     ///
     /// ```

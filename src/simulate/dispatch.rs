@@ -231,7 +231,8 @@ pub(super) unsafe fn changed(
             (bound.at, bound.bytes) = (bound.at + bytes, bound.bytes.saturating_sub(bytes));
         }
     }
-    // The encoder refuses such dispatches before they run, so the change counts as noticed.
+    // The encoder refuses groups of more than 1024 threads and extents of 0 before the dispatch
+    // runs, so the change counts as noticed.
     let threads: u64 = wrong.group.iter().map(|extent| u64::from(*extent)).product();
     if threads > 1024 || wrong.grid.iter().chain(&wrong.group).any(|extent| *extent == 0) {
         return Err(failed(format_args!("{:?} groups of {:?}", wrong.grid, wrong.group)));

@@ -55,7 +55,7 @@ pub(crate) mod ffi {
         fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
         /// Returns true if the array is a placeholder in a function that MLX traces.
         fn is_tracer(array: &MlxArray) -> bool;
-        /// The depth of MLX's recursion when it walks from the outputs to the inputs, in arrays.
+        /// The depth, in arrays, of MLX's recursive walk from the outputs to the inputs.
         fn nesting(inputs: &CxxVector<MlxArray>, outputs: &CxxVector<MlxArray>) -> Result<usize>;
         fn call_compiled(
             f: &Compiled,

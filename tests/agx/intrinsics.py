@@ -11,8 +11,8 @@ def native(function):
 
 
 def shuffle(operation):
-    """Reads a value from another lane. `operation` computes the lane's number from this lane's
-    number and the second argument."""
+    """Reads a value from another lane. `operation` computes the number of the other lane from
+    the number of this lane and the second argument."""
     return f"""%me = {LANE}
   %by = zext i16 %1 to i32
   %from = {operation} i32 %me, %by

@@ -103,8 +103,8 @@ fn paths_that_cannot_be_written_are_found_before_the_work() -> Checked {
     Ok(())
 }
 
-/// A limit for the size of files simulates a full disk, because a real one would need a mount. A
-/// write fails if it goes beyond the limit, as on a full disk.
+/// A limit for the size of files simulates a full disk, because a real full disk would need
+/// a mount. A write fails if it goes beyond the limit, as on a full disk.
 #[test(simulated = never)]
 fn incomplete_writes_leave_the_old_files() -> Checked {
     if let Some(folder) = std::env::var_os(CHILD) {

@@ -115,8 +115,8 @@ fn reports_are_the_librarys_losses_and_adapters_load() -> Checked {
     }
     let tested = evaluate(&trainer.model()?, &test, 4, 2048, None, || {})?;
     assert_eq!(lines.len(), expected.len() + 1);
-    // serde_json may change the last bit of a number that it reads, so the expected numbers are
-    // read by it too.
+    // serde_json may change the last bit of a number that it reads. So the test passes the expected
+    // numbers through serde_json too.
     let read = |loss: f64| serde_json::from_str::<f64>(&loss.to_string()).ok();
     for (line, (name, step, loss)) in lines.iter().zip(&expected) {
         assert_eq!((line["iteration"].as_u64(), line[name].as_f64()), (Some(*step), read(*loss)));

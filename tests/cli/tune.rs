@@ -83,8 +83,8 @@ fn the_command_measures_and_others_use_it_where_they_ask() -> Checked {
     Ok(())
 }
 
-/// `MLX_PRIMITIVES_TUNE=file` tells a program to use the file. If the program cannot use it, it
-/// ends with an error. Without that value, programs do not read the file.
+/// `MLX_PRIMITIVES_TUNE=file` tells a program to use the file. If the file cannot be used, the
+/// program ends with an error. With other values, programs do not read the file.
 #[test(simulated = never)]
 fn a_file_that_cannot_be_used_is_an_error_where_it_is_asked_for() -> Checked {
     let folder = tempfile::tempdir()?;

@@ -184,7 +184,7 @@ fn derivatives_and_maps() -> Checked {
         let (_, forth) = jvp(half, &x, &g)?;
         assert_eq!(forth.dtype(), Dtype::Float16);
         assert_eq!(theirs(&forth, Dtype::Float32)?.to_vec::<f32>()?, rounded);
-        // This op converts its input: with a float16 weight, x · x is computed in float32.
+        // The product converts the float16 weight to the type of the input, float32.
         let weight = Array::from_slice(&[2.0f32, 4.0], (1, 2))?.astype(Dtype::Float16)?;
         let input = Array::from_slice(&[3.0f32, 5.0], (1, 2))?;
         let loss = |w: Array| ops::matmul_nt(&input, &w)?.sum(..);

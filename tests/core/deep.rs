@@ -71,8 +71,8 @@ fn runs(name: &'static str, stack: usize, depth: usize) -> Checked<bool> {
 /// for other calls.
 fn documented(name: &str, stack: usize) -> usize {
     let bytes = match name {
-        // For each addition, MLX adds an op that broadcasts the 1. For every eighth op it adds a
-        // conversion.
+        // For each addition, MLX adds an op that broadcasts the number 1.0. For each relu, which is
+        // every eighth op of `chain`, the graph has a conversion.
         "shapeless" => BYTES_PER_COMPILED_OP * 5 / 2,
         "compile" => BYTES_PER_COMPILED_OP * 5 / 4,
         // The graph of a first derivative has about three times as many ops as the chain.

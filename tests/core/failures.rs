@@ -14,7 +14,7 @@ use crate::support::{Checked, message, on_cpu};
 use harness::roles::{ends, rounds};
 
 /// A primitive whose CPU kernel panics or returns an error. With `in_transform`, its derivative and
-/// `vmap` fail instead.
+/// `vmap` return errors too.
 #[derive(Clone)]
 struct Fails {
     panics: bool,

@@ -46,8 +46,8 @@ fn outputs_are_row_contiguous() -> Checked {
     Ok(())
 }
 
-/// Each op of a chain may overwrite its input's buffer. Ops whose inputs are still in use cannot.
-/// Both give the same results.
+/// An op may overwrite its input's buffer, unless the input is still in use. The results are equal
+/// in both cases.
 #[test]
 fn donated_buffers_change_nothing() -> Checked {
     each_device(|_| {

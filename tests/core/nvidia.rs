@@ -1,5 +1,5 @@
-//! On an NVIDIA GPU, a built-in rule chooses between our kernels and MLX's ops unless the user has
-//! measured them. These are its choices.
+//! Tests the built-in rule for NVIDIA GPUs. The rule chooses between our kernels and MLX's ops,
+//! unless the user has measured their times.
 
 use std::rc::Rc;
 

@@ -7,8 +7,8 @@ use crate::support::compare::{assert_close, assert_same, numbers, ulp};
 use crate::support::input::{FLOATS, random, random32};
 use crate::support::{Checked, EPS, each_device};
 
-/// Calls the fused op. Layer normalization is chosen by `centered`, and RMS normalization
-/// otherwise.
+/// Calls the fused op: with layer normalization if `centered` is true, and otherwise with RMS
+/// normalization.
 fn fused(
     centered: bool,
     x: &Array,

@@ -23,7 +23,7 @@ pub struct Draw {
     pub wild: bool,
     /// On average, one in this many arguments is invalid for its op.
     pub wrong: u32,
-    /// Some of the drawn arrays, with the bits that they had then.
+    /// Some of the drawn arrays, with the bits that they had when they were drawn.
     held: Vec<(Array, Vec<u32>)>,
 }
 

@@ -1,5 +1,5 @@
-//! Templates that try to exhaust a machine. Values double, texts grow quadratically, sources,
-//! values and calls nest deeply, and arguments are large numbers.
+//! Templates that try to exhaust a machine. Values double, and texts grow quadratically. Sources,
+//! values and calls nest deeply. Arguments are large numbers.
 
 use fastrand::Rng;
 

@@ -123,7 +123,7 @@ fn fused_checkpoints() -> Checked {
         assert!(Checkpoint::load(&out).is_ok());
     }
 
-    // With dequantization, the result is the packed weights as floats plus the update.
+    // With dequantization, the result is the dequantized weights plus the update.
     let out = parent.path().join("floats");
     let files = ModelFiles::open(&packed)?;
     let adapters = Adapters::load(ADAPTERS, &files.llama()?)?;

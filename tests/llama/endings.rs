@@ -1,6 +1,6 @@
 //! A process that drops a running generation ends at once. After failures of other evaluations, a
 //! model decodes the same tokens. Each case is a child process: this test binary, with an argument
-//! that names the case, its role.
+//! (the role) that names the case.
 
 use harness::roles::{ends, rounds};
 use mlx_primitives::custom::{View, ViewMut, apply_one};

@@ -57,8 +57,8 @@ const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 const OTHER_FORMATS: [&str; 8] =
     ["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\"", "(\"k"];
 
-/// For each stem, names of kernel instances that are not compiled with a fault. Other instances of
-/// the same template are.
+/// For each stem, names of kernel instances that are not compiled with a fault. Only the other
+/// instances of a template are compiled with the fault.
 const LEFT_OUT: [(&str, &[&str]); 4] = [
     ("attention_grad", &["_128_", "_256_"]),
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),
@@ -75,8 +75,8 @@ fn metal() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("metal")
 }
 
-/// All mutants that run. Changed strides, which kernels compute in 64 bits, run with the default
-/// classes.
+/// All mutants that run. In `FILES`, mutants of lines with `size_t(`, which compute strides in 64
+/// bits, run too, even if their class is not in `DEFAULT`.
 pub fn jobs() -> Vec<Job> {
     let all = std::env::var_os("METAL_SIM_ALL_MUTANTS").is_some();
     let of = |(file, stems): (&str, &'static [&'static str]), classes: &'static [&str]| {

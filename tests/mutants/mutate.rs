@@ -41,8 +41,8 @@ pub fn mutants(file: &str, text: &str, rules: &[Rule]) -> Vec<Mutant> {
         };
         for (class, from, to) in rules {
             for (at, _) in line.match_indices(from) {
-                // The simulator does not check accesses to its stack. Behind a thread's private
-                // array is other memory of the stack, so these faults could go undetected.
+                // The simulator does not check accesses to its stack. Other memory of the
+                // stack follows a thread's private array, so these faults could go undetected.
                 let private =
                     ["i < READS", "q < QUADS", "h < HEADS"].iter().any(|l| line.contains(l));
                 if private && (*to == " <= " || to.contains("READS + 1")) {

@@ -51,9 +51,9 @@ fn tensor(like: &Tensor, all: &[Normed], of: impl Fn(&Normed) -> f64) -> Tensor 
 
 /// In 16 bits, the normalized value and the product are each rounded once, by half an ulp. If the
 /// last bit of the value changes, the product can change by two ulps. In f32, four roundings follow
-/// the sum. The square root halves the error of the sum. This error stays below one ulp, because
-/// the terms are positive and are added in 64 chains whose errors average out. MLX adds in fewer
-/// chains, so its error is a random walk of one-ulp steps over the full axis.
+/// the sum of squares. The square root halves the error of this sum. The sum's error stays below
+/// one ulp, because the terms are positive and are added in 64 chains whose errors average out. MLX
+/// adds in fewer chains, so its error is a random walk of one-ulp steps over the full axis.
 ///
 /// In 16 bits, our op rounds the same intermediate values as MLX. If a normalized value is rounded
 /// in another direction than MLX's, the product may be too.
@@ -83,7 +83,7 @@ pub(super) fn rms_norm(hold: &Hold<'_>) -> Checked {
 
 /// In f32, the error of the mean is a few half ulps of the elements' magnitude. The difference x -
 /// mean adds half an ulp, and the standard deviation and the products add a few more. At most three
-/// roundings to the type follow. The bound of the row covers the last rounding. MLX adds in one
+/// roundings to the type follow. The row's `bounds` cover the last rounding. MLX adds in one
 /// chain, so the error of its sums is a random walk of half-ulp steps over the full axis.
 fn errors_of_layer_norm(all: &[Normed], like: &Tensor, compared: &Compared<'_>) -> Tensor {
     let (dtype, chain) = (compared.dtype, 2.0 + (axis(compared.inputs) as f64).sqrt() / 4.0);

@@ -14,7 +14,7 @@ const STEPS: [usize; 5] = [1, 7, 64, 100, 512];
 
 type Run = dyn Fn(&[i32]) -> Result<Array>;
 
-/// The rows of an op's input, any set of which the op can compute in one call.
+/// The rows of an op's input. A call of the op computes the results of some of the rows.
 pub struct Rows {
     pub name: String,
     pub dtype: Dtype,

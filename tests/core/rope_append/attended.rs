@@ -106,7 +106,7 @@ fn rules_positions_and_slots() -> Checked {
     })
 }
 
-/// If a graph contains a large array, this crate leaves its evaluation to MLX.
+/// If a graph contains a large array, this crate lets MLX evaluate the graph.
 #[test]
 fn mlx_also_updates_the_state_in_place_unless_held() -> Checked {
     on_cpu(|| {

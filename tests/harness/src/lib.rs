@@ -34,7 +34,8 @@ pub const DEFAULT_SECONDS: u64 = 300;
 const SEED: &str = "MLX_PRIMITIVES_TEST_SEED";
 
 /// The environment variable with the size of a sample. If it is n, one in n comparisons of the
-/// conformance table runs, and the first comparison of each case. Otherwise all comparisons run.
+/// conformance table runs, and also the first comparison of each case. Otherwise all comparisons
+/// run.
 pub const SAMPLE: &str = "MLX_PRIMITIVES_TEST_SAMPLE";
 
 /// If this environment variable is set, ops use the kernels of `metal/nvidia/` in the simulator.
@@ -50,7 +51,8 @@ const SLOWEST: usize = 8;
 /// How long MLX may take to become idle after a test.
 const REST: Duration = Duration::from_secs(20);
 
-/// Whether a test runs again in the Metal simulator.
+/// Whether a test runs again in the Metal simulator, which can run the threads of a kernel in
+/// different orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Simulated {
     /// `cargo test` runs the test in the simulator with one order of threads. scripts/verify.sh

@@ -95,8 +95,8 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             Damage::new(format!("{file} cut to {length} bytes"), false, &[&file])
         }
         1 | 2 => {
-            // Flip a bit. For kind 1 the bit is in the header, once in four times in its first 12
-            // bytes. For kind 2 the bit is after the header.
+            // Flip a bit. For kind 1 the bit is in the header, and with a probability of 1/4 in the
+            // first 12 bytes of the file. For kind 2 the bit is after the header.
             let header = match gguf {
                 true => 1500,
                 false => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize,
@@ -124,8 +124,8 @@ pub fn spoil(folder: &Path, kind: usize, draw: &mut Rng) -> Damage {
             let key = *one(draw, &EXTENTS);
             let value = *one(draw, &HOSTILE);
             set(&config, key, value);
-            // The shapes of tensors do not depend on these two keys. For other keys, only 1 may be
-            // harmless.
+            // The shapes of tensors do not depend on these two keys. For other keys, only the value
+            // 1 may be harmless.
             let harmless =
                 value == "1" || ["max_position_embeddings", "rms_norm_eps"].contains(&key);
             Damage::new(format!("{key} of {value}"), harmless, &[])

@@ -98,8 +98,8 @@ fn packed_tensors_that_do_not_fit() -> Checked {
         })?;
         refused(folder.path(), file, &[down]);
     }
-    // In these cases, the config says that packed weights are not packed, it says another format,
-    // or it says that plain weights are packed.
+    // In these cases, the config says that packed weights are not packed, gives another format for
+    // packed weights, or says that plain weights are packed.
     let folder = with_config("llama-q4-g32-biases", |config| {
         config["quantization"][down] = json!(false);
     })?;

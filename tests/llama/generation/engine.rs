@@ -26,7 +26,7 @@ fn all(generated: &mut Generated) -> Result<Vec<Token>> {
     generated.collect()
 }
 
-/// Options that differ in every setting that each text may choose.
+/// Sets of options. Together they vary the settings that a caller may choose for each text.
 fn kinds_of_options() -> Vec<Options> {
     let sampling = Sampling { temp: 0.8, seed: 5, ..Sampling::default() };
     let penalties = Penalties { repetition: 1.3, ..Penalties::default() };

@@ -9,7 +9,7 @@ use super::{PROMPTS, encoded, ids, length, long_prompt, options, plain};
 use crate::support::models::variant;
 use crate::support::{Checked, message, simulated};
 
-/// Draft models. From the first to the last, fewer of their proposals are right.
+/// Named draft models: the model itself, its weights in 4 and in 2 bits, and one of its layers.
 fn drafts(checkpoint: &Checkpoint) -> anyhow::Result<Vec<(&'static str, Llama)>> {
     // This draft has only one of the model's four layers, so it behaves like a different model.
     let shallow = variant(mlx_primitives::Dtype::Float32, |_, _| {});

@@ -1,5 +1,5 @@
-//! Small calls of every op. Together they launch every float32 kernel in every variant, and with
-//! every length of the remainder that is shorter than a block.
+//! Small calls of every op. Together they launch every float32 kernel in every variant. They also
+//! cover every length of a remainder: a last part that is shorter than a block.
 
 mod inputs;
 mod products;

@@ -29,8 +29,8 @@ fn whole(rows: i32, lengths: &[i32]) -> Vec<f32> {
     numbers
 }
 
-/// Tests gathers and their transforms. `axes` are the axes for `vmap`: both on a CPU, and axis 1 on
-/// a GPU. Only a CPU refuses other types of elements.
+/// Tests gathers and their transforms. `axes` are the axes for `vmap`: 0 and 1 on a CPU, and 1 on a
+/// GPU. Only a CPU refuses types other than floats and uint32.
 pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     let rank = group.rank();
     // In the last case, the data does not fit in a connection's buffers.

@@ -32,9 +32,9 @@ const FEW: [&str; 9] = [
     "gguf-q4_1",
 ];
 
-/// Runs one rank. It prints the results of a scenario. `role` is the word `split`, the scenario,
-/// the shares and a folder. The shares begin with the name of the scheme and a colon, unless it is
-/// gather.
+/// Runs one rank, which prints the results of a scenario. `role` is the word `split`, the scenario,
+/// the shares of the ranks and a folder. If the scheme (how the model is split) is not `gather`,
+/// its name and a colon precede the shares.
 pub fn play(role: &str) -> Checked<u8> {
     let mut words = role.splitn(4, ' ').skip(1);
     let mut word = || words.next().context("a scenario, shares and a folder");

@@ -1,5 +1,5 @@
-//! The pipeline scheme, which gives each rank complete layers. Also models that neither scheme can
-//! split.
+//! The scheme `pipeline`, which gives each rank complete layers. Also models that neither this
+//! scheme nor the scheme `gather` can split.
 
 use std::path::Path;
 
@@ -25,8 +25,8 @@ impl Results {
         Ok(())
     }
 
-    /// Checks the errors of derivatives on a rank that has the layer and on one that does not. Adds
-    /// the tokens that the model generates afterwards.
+    /// Checks the errors of derivatives in the first and in the last layer, only one of which is on
+    /// this rank. Adds the tokens that the model generates afterwards.
     pub fn derivatives(&mut self) -> Checked {
         let demo = self.demo()?;
         let llama = &demo.llama;

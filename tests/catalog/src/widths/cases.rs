@@ -19,8 +19,8 @@ fn taken(x: &Array, rows: &[i32]) -> Result<Array> {
     x.take(&Array::from_slice(rows, [rows.len() as i32])?, 0)
 }
 
-/// Adds the ops of the catalog whose inputs and results have rows. If an op works along rows, they
-/// have 129 elements.
+/// Adds the ops of the catalog whose inputs and results have rows. If an op works along rows, its
+/// rows have 129 elements.
 fn row_wise(all: &mut Vec<Rows>) -> Result<()> {
     // The first three ops have separate cases. `sum_of_squares` adds up all rows, so it has no rows
     // to compare.

@@ -98,7 +98,8 @@ impl Ranks {
         self.folder.path().join(format!("{rank}.{kind}"))
     }
 
-    /// Waits for all ranks within the limit. Returns the status, stdout and stderr of each.
+    /// Waits until all ranks have ended, for at most `limit`. Returns the status, stdout and stderr
+    /// of each rank.
     pub fn ends(mut self, limit: Duration) -> Checked<Vec<(ExitStatus, String, String)>> {
         let start = Instant::now();
         let mut ends = Vec::new();
