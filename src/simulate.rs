@@ -1,5 +1,5 @@
-//! Runs kernels in the simulator of `crates/metal-sim`. The test replacement of MLX's Metal device,
-//! in C++, calls these functions. They are compiled for tests only, with the feature
+//! Runs kernels in the simulator of `crates/metal-sim`. In tests, C++ code that replaces MLX's
+//! Metal device calls these functions. They are compiled for tests only, with the feature
 //! `simulate-metal`.
 
 use std::collections::BTreeMap;
@@ -29,7 +29,8 @@ mod ffi {
         type SimulatedKernel;
         type SimulatedDispatch;
         fn simulated_library(source: &str) -> Result<Box<SimulatedLibrary>>;
-        /// Returns the kernel `name`. The function constant `indices[i]` has the value `bits[i]`.
+        /// Returns the kernel `name`. Sets the function constant with the index `indices[i]` to the
+        /// value `bits[i]`.
         fn simulated_kernel(
             of: &SimulatedLibrary,
             name: &str,

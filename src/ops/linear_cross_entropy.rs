@@ -14,8 +14,8 @@ const OP: &str = "linear_cross_entropy";
 /// By default, the number of logits in memory at a time: 64 MB of float32.
 const LOGITS: usize = 1 << 24;
 
-/// The options of [`linear_cross_entropy`]: by default no bias, plain targets, and chunks of
-/// 2^24 logits.
+/// The options of [`linear_cross_entropy`]: by default no bias, no label smoothing, no target
+/// to ignore, and chunks of 2^24 logits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LinearCrossEntropy<'a> {
     /// The vector `[classes]` that is added to each row of logits.

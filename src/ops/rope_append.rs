@@ -130,8 +130,8 @@ pub struct RopeAppend<'a> {
     /// A factor for the rotated features, applied before the rotation. The product is rounded to
     /// the type of `qkv`. The default is 1.
     pub multiplier: f32,
-    /// The first position of the state's capacity to write to. With `None` it is the rotation's
-    /// offset.
+    /// The first position of the state to write keys and values to. With `None` it is the offset of
+    /// the rotation.
     pub slots: Option<Offset<'a>>,
 }
 

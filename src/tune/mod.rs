@@ -278,7 +278,7 @@ impl Choices {
 }
 
 impl fmt::Display for Choices {
-    /// Describes the measurements and the rule that decide.
+    /// Describes the measurements and the rule from which choices are made.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = self.measured.len();
         if all > 0 {

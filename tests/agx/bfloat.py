@@ -1,7 +1,7 @@
 """Rewrites LLVM IR to use no bfloat: the numbers become 16-bit integers, which a shift widens to
 floats, as on M1 and M2.
 
-Neither Mesa nor the GPUs of M1 and M2 have the type. Narrowing rounds to even and keeps NaN.
+Neither Mesa nor the GPUs of M1 and M2 have the type bfloat. Narrowing rounds to even and keeps NaN.
 """
 
 import re

@@ -61,8 +61,8 @@ def cost(side, row, case, least=0):
 
 
 class Measured:
-    """The measured rows. The key is the kernel's name and a name for the known parameter words; the
-    second name is "" if no parameters are known."""
+    """The measured rows. A key has the name of a kernel, and the name of a case whose parameter words
+    were known to the compiler. The second name is "" if no parameter words were known."""
 
     def __init__(self, results):
         self.rows = {(row["kernel"], row["known"]): row for rows in results for row in rows}
@@ -80,7 +80,7 @@ class Measured:
 
 
 def word(name):
-    """Returns a case's name without spaces, for the file of known parameter words."""
+    """Returns a case's name without spaces, for the file with the parameter words of each case."""
     return name.replace(" ", "_")
 
 

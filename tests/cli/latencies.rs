@@ -1,5 +1,5 @@
 //! `mlx-primitives ops` compares the latencies of ops, and prints a row as soon as it is measured.
-//! If it is interrupted, the rows printed so far are complete.
+//! If the command is interrupted, the rows printed so far are complete.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};

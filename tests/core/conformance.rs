@@ -285,7 +285,7 @@ fn errors_shares_and_derivatives_are_held() {
     assert!(failing(&share(1.0)).contains(&Check::Values));
     // Extremes can be compared with a peer's result only if the row has a peer.
     assert_eq!(failing(&row().ulps(|_| 2.0).extremes_as_peer()), [Check::Extremes]);
-    // This op jumps at 100. Only the added extreme input 100 finds that.
+    // This op jumps at 100. Only the additional extreme input 100 reveals the jump.
     let jump = |x: &[Array]| Ok(vec![x[0].equal(100.0)?.astype(Dtype::Float32)?.add(&x[0])?]);
     let row = Conformance::new("jump", jump, |x| x.to_vec())
         .shapes(&[&[7, 9]])
@@ -331,7 +331,7 @@ fn bounds_of_vmap_are_held() {
     assert_eq!(failing(&row.vmap_bounds(|_| Bound::default())), [Check::Vmap]);
 }
 
-/// A derivative may be wrong only if the other input is a constant. The harness finds that.
+/// The harness finds a derivative that is wrong only if the other input is a constant.
 #[test(simulated = never)]
 fn inputs_are_differentiated_alone() {
     #[derive(Clone, Copy, PartialEq)]

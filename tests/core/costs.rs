@@ -70,7 +70,7 @@ fn value(formula: &str, sizes: &[(&str, i64)]) -> i64 {
     formula.split(" + ").map(term).sum()
 }
 
-/// The results of a call, with the number of its kernels and the sizes that its formula uses.
+/// The results of a call, with the number of its kernels and the sizes in its cost formula.
 struct Call {
     name: &'static str,
     sizes: Vec<(&'static str, i64)>,

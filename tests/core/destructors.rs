@@ -8,7 +8,7 @@ use mlx_primitives_check::Conformance;
 
 use crate::support::Checked;
 
-/// A value whose destructor panics. The payload of the panic is a value with a number lower by one.
+/// A value whose destructor panics. The payload of the panic is a value whose number is one less.
 struct Dropped(u32);
 
 impl Drop for Dropped {

@@ -41,8 +41,8 @@ fn unfused(
     ops::cross_entropy(&logits, targets, options.cross_entropy)
 }
 
-/// The largest difference in units of `ulp(largest)`. A sum's error depends on the size of its
-/// terms, even if the result is small.
+/// The largest difference, in ulps of the largest expected number. A sum's error depends on the
+/// size of its terms, even if the result is small.
 fn distance(got: &Array, want: &Array, what: &str) -> anyhow::Result<f64> {
     assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
     let (got, expected) = (numbers(got)?, numbers(want)?);

@@ -1,6 +1,6 @@
-//! Linear layers with low-rank updates: fused and separate ops round alike, updates can be merged
-//! into weights, and the traffic is counted. The conformance table (`tests/catalog`) tests their
-//! values.
+//! Linear layers with low-rank updates: fused and separate ops round in the same way, updates can
+//! be merged into weights, and the traffic is counted. The conformance table (`tests/catalog`)
+//! tests their values.
 
 use mlx_primitives::ops::{self, Linear, LinearWeight, Lora, QuantizedLinear};
 use mlx_primitives::{Array, Dtype, Result, builtin, transforms};

@@ -119,7 +119,7 @@ fn late() -> impl CustomPrimitive {
 const LAYOUT: KvLayout = KvLayout { heads: 2, kv_heads: 1, head_dim: 16, capacity: 24 };
 
 /// A decoding step whose projection is slow. Returns the new state of the key/value cache, and the
-/// attention that reads it.
+/// result of attention over this state.
 fn late_step(state: &Array, position: i32) -> Result<[Array; 2]> {
     let qkv = apply_one(late(), &[&random32(&[1, 1, 64], 7 + position as u64)?])?;
     let rope = Rope { dims: 16, offset: position.into(), ..Rope::default() };

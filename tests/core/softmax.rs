@@ -23,7 +23,7 @@ fn rows_sum_to_one_whatever_their_scale() -> Checked {
 #[test]
 fn a_shift_of_powers_of_two_changes_nothing() -> Checked {
     each_device(|_| {
-        // These are multiples of 1/8 below 4. Adding 64 is exact, so x - max does not change.
+        // The numbers are multiples of 1/8 below 4. Adding 64 is exact, so x - max does not change.
         let x: Vec<f32> = (0..300).map(|i| (i * 7 % 32) as f32 / 8.0).collect();
         let x = data(&x, &[3, 100], Dtype::Float32)?;
         let shifted = ops::softmax(&x.add(64.0)?)?.to_vec::<f32>()?;

@@ -1,5 +1,5 @@
-//! If an array gets two gradients, the kernel of one gradient adds the other. No separate op adds
-//! them.
+//! If an array gets two gradients, the kernel of one gradient adds the other gradient. No
+//! separate op adds them.
 
 use mlx_primitives::ops::{self, LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::transforms::{value_and_grad, vjp};

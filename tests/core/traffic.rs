@@ -60,8 +60,8 @@ fn moves_rows_once() -> Checked {
     Ok(())
 }
 
-/// Each row reads the weight and the bias. Caches serve all these reads except the first. If a row
-/// does not fit in registers, the kernel reads it twice.
+/// For each row, the kernel reads the weight and the bias. Caches serve all these reads except the
+/// first. If a row does not fit in registers, the kernel reads it twice.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_only_the_bytes_that_norms_need() -> Checked {

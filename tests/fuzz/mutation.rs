@@ -239,7 +239,7 @@ pub fn written(rng: &mut Rng, document: &Value) -> String {
         text.replace_range(start..end, &inner);
     }
     while let Some((start, end, inner)) = marked(&text, DEEP) {
-        // Another mutation may have changed the depth. Limiting it keeps a document under 100 KB.
+        // Another mutation may have changed the depth. The limit keeps a document under 100 KB.
         let depth = inner.parse().unwrap_or(0).min(10_000);
         let [open, close] = *one(rng, &[["[", "]"], [r#"{"a":"#, "}"], ["[[],", "]"]]);
         let close = if rng.bool() { close.repeat(depth) } else { String::new() };

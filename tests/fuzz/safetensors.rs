@@ -112,7 +112,7 @@ fn check(tensors: &Tensors, file: &[u8]) {
     }
 }
 
-/// The bytes of an array's elements, or `None` if Rust has no such type.
+/// The bytes of an array's elements, or `None` if Rust has no type for them.
 fn bytes_of(x: &Array) -> Option<Result<Vec<u8>>> {
     fn read<T: Element, const N: usize>(x: &Array, bytes: fn(T) -> [u8; N]) -> Result<Vec<u8>> {
         Ok(x.to_vec::<T>()?.into_iter().flat_map(bytes).collect())

@@ -166,8 +166,8 @@ fn quantized_checkpoints_are_mlx_lms() -> Checked {
             assert_eq!(config["quantization"][key], entry["quantization"][key]);
         }
         assert_eq!(config["quantization"], config["quantization_config"]);
-        // Groups of 32 divide rows of 352 numbers, but groups of 64 or 128 do not. Such matrices
-        // stay floats.
+        // Groups of 32 divide rows of 352 numbers, but groups of 64 or 128 do not. Matrices
+        // whose rows cannot be divided stay floats.
         let unquantized = config["quantization"].as_object().unwrap().values();
         let unquantized = unquantized.filter(|value| **value == json!(false)).count();
         assert_eq!(unquantized, if to.group_size == 32 { 0 } else { 4 });

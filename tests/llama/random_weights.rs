@@ -103,7 +103,7 @@ fn biases_overrides_and_generation() -> Checked {
     assert_eq!(llama.parameters() - plain.parameters(), 2 * (64 + 2 * 32 + 64 + 2 * 96 + 64));
     assert!(logits(&llama)?.iter().all(|x| x.is_finite()));
 
-    // Without a quantization as an argument, the model uses the one in its configuration.
+    // Without a quantization as an argument, the model uses its configuration's quantization.
     let overrides = config(|config| {
         config["quantization"] = json!({
             "group_size": 32, "bits": 4, "lm_head": false,

@@ -113,7 +113,7 @@ fn text_of(folder: &Path, options: &Options) -> anyhow::Result<(String, Option<F
     Ok((text, reason))
 }
 
-/// The end tokens are the ones of the configurations and, as in mlx-lm, the tokenizer's end token.
+/// The configurations name end tokens. As in mlx-lm, the tokenizer's end token is one too.
 #[test]
 fn the_tokenizers_end_token_ends_a_text() -> Checked {
     let options = Options { max_tokens: 12, ..Options::default() };
@@ -160,7 +160,7 @@ fn the_tokenizers_end_token_ends_a_text() -> Checked {
 
 #[test]
 fn stop_strings_may_contain_special_tokens() -> Checked {
-    // This makes the comma a special token, which is not part of the text.
+    // The configuration makes the comma a special token, which is not part of the text.
     let folder =
         demo_with(&json!({"tokenizer_config.json": {"additional_special_tokens": [","]}}))?;
     let options = |stop: &[&str]| Options {

@@ -34,8 +34,8 @@ const FILES: [(&str, &[&str]); 17] = [
     ("take_grad.metal", &["take_grad"]),
 ];
 
-/// Files whose kernels take longer to compile or to run. For these, only the classes of mutants in
-/// `OF_LONGER` run.
+/// Files whose kernels take longer to compile or to run. For these files, only the classes of
+/// mutants in `OF_LONGER` run.
 const LONGER: [(&str, &[&str]); 13] = [
     ("attention_grad.metal", &["attention_grad"]),
     ("attention_matrix.h", &["attention"]),

@@ -123,8 +123,8 @@ fn derivatives(error: f64) -> impl Fn(&Compared<'_>) -> Bound {
     }
 }
 
-/// Bounds for derivatives that several ops compute, each of which rounds to the type. They allow
-/// eight roundings, of numbers up to `reach` or of the derivative.
+/// Bounds for derivatives that several ops compute, each of which rounds to the type. The bounds
+/// allow eight roundings, of numbers up to `reach` or of the derivative.
 fn derivatives_of_ops(error: f64, reach: f64) -> impl Fn(&Compared<'_>) -> Bound {
     move |compared| {
         let all = derivatives(error)(compared);

@@ -106,8 +106,8 @@ fn product_row() -> Conformance {
 
 pub(super) fn products_of_matrices(hold: &Hold<'_>) -> Checked {
     hold(product_row().without(Check::Extremes, "sums overflow as their order has it"))?;
-    // The row excludes bfloat16. Its products may overflow the float32 sum; then our result is NaN,
-    // but MLX's is not.
+    // The row excludes bfloat16, because its products may overflow the float32 sum. Our result is
+    // then NaN, but MLX's is not.
     let row = product_row().dtypes(&[Dtype::Float32, Dtype::Float16]);
     hold(only(Check::Extremes, row.range(0.5, 3.0)))
 }

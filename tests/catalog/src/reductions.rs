@@ -19,8 +19,8 @@ const OPS: [(&str, Op); 5] = [
     ("norm", [ops::norm, ops::norm_keepdims]),
 ];
 
-/// Returns the exact result, and a number to which its error is proportional: the sum of the terms'
-/// magnitudes, in the scale of the result.
+/// Returns the exact result, and a number to which its error is proportional: the result if each
+/// term is replaced by its magnitude, or 0 for `max`, which is exact.
 fn reduced(op: &str, x: &[f64]) -> (f64, f64) {
     let Sums { sum, reach, squares, max } = reference_loops::sums(x);
     let count = x.len() as f64;

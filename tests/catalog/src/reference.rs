@@ -57,7 +57,7 @@ pub struct Rope<'a> {
     /// The `dims / 2` periods.
     pub freqs: Vec<f64>,
     pub scale: f64,
-    /// One offset for all batch entries, or one for each.
+    /// One offset for all batch entries, or an offset for each batch entry.
     pub offsets: &'a [i32],
 }
 

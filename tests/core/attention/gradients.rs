@@ -110,8 +110,9 @@ impl Call {
     }
 }
 
-/// The cases reach the kernel for each number of features, and use each kind of mask. In some, a
-/// query sees no key because of the window or the mask. Some have more rows and keys than a tile.
+/// The cases reach the kernel for each number of features, and use each kind of mask. In some
+/// cases, a query sees no key because of the window or the mask, or there are more rows and keys
+/// than in a tile.
 const CALLS: [([i32; 3], [i32; 4], Rules); 8] = {
     let none = Rules { causal: false, window: None, soft_cap: None, mask: None, sinks: false };
     let causal = Rules { causal: true, ..none };

@@ -33,7 +33,8 @@ fn faults_of_an_asynchronous_evaluation() -> Checked {
     })
 }
 
-/// Neither the requested array nor an array between it and the failed one becomes a result.
+/// No array that is computed from a failed array, directly or through other arrays, becomes a
+/// result.
 #[test(simulated = never)]
 fn nothing_computed_from_a_fault_is_a_result() -> Checked {
     on_cpu(|| {

@@ -27,7 +27,7 @@ fn groups_and_bits_that_no_kernel_has_are_refused() -> Checked {
     Ok(())
 }
 
-/// The elements of `x · Wᵀ`. For each element it also returns the sum of its terms' magnitudes.
+/// Returns the elements of `x · Wᵀ`, and for each element the sum of its terms' magnitudes.
 pub fn product(x: &[f64], w: &[f64], k: usize) -> (Vec<f64>, Vec<f64>) {
     let pairs = x
         .chunks_exact(k)

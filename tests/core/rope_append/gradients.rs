@@ -74,7 +74,7 @@ fn gradients_are_those_of_mlx() -> Checked {
                     assert_eq!(of_qkv.primitive().as_deref(), Some("RopeAppendGrad"), "{what}");
                     let [state, qkv] = call.gradients(options, true)?;
                     assert_same(&of_state, &state, &what)?;
-                    // A few of the operations may round to the other neighbor.
+                    // A few operations may round to the other one of two adjacent numbers.
                     let near = 8.0 * ulp(4.0, dtype);
                     assert_close(&numbers(&of_qkv)?, &numbers(&qkv)?, near, &what);
                 }

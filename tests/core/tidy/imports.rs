@@ -95,8 +95,8 @@ fn circles_of_files_are_found() {
 /// Imports between files, which are named by their modules. The first module imports the second.
 type Edges = BTreeSet<(String, String)>;
 
-/// Repeatedly removes imports that cannot be part of a cycle. The rest are in cycles or between
-/// them.
+/// Repeatedly removes imports that cannot be part of a cycle. The remaining imports are in
+/// cycles or between cycles.
 fn circles(mut edges: Edges) -> Edges {
     loop {
         let left = edges.clone();

@@ -242,7 +242,7 @@ fn attended(d: &mut Draw) -> Result<(Array, Array, Array)> {
     Ok((q, k, v))
 }
 
-/// The optional inputs of attention. A case may have neither.
+/// The optional inputs of attention. A case may have no mask and no sinks.
 struct Given {
     mask: Option<Array>,
     sinks: Option<Array>,

@@ -142,7 +142,8 @@ fn lazy_models_are_equal() -> Checked {
     Ok(())
 }
 
-/// Each layer gets the kind of cache that suits its attention, and the memory estimate counts this.
+/// Each layer gets the kind of cache that suits its attention. The memory estimate counts these
+/// caches.
 #[test(simulated = once)]
 fn sliding_layers_keep_their_window() -> Checked {
     let llama = load("llama-f32-sliding")?;

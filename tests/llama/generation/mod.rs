@@ -219,7 +219,8 @@ fn every_end_token_of_the_checkpoint_ends_a_text() -> Checked {
     let demo = Checkpoint::demo()?;
     let prompt = encoded(&demo, PROMPTS[0]);
     let text = plain(&demo, &prompt);
-    // The end tokens come from generation_config.json, or from config.json if the former has none.
+    // The end tokens come from generation_config.json. If this file names no end token, they come
+    // from config.json.
     for (own, other, expected) in [
         (json!([0, text[3], 9]), json!(text[1]), 3),
         (json!(text[2]), json!(null), 2),

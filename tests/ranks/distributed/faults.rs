@@ -168,7 +168,7 @@ fn the_ring_breaks() -> Checked {
             }
         } else {
             // One rank notices the fault, but ignores it and reports no reason. The other rank may
-            // already have sent its part, and then waits forever for the part of the first.
+            // already have sent its part, and then waits forever for the first rank's part.
             let noticed = |rank: &&Process| rank.said().contains("refused");
             let start = Instant::now();
             while ranks.iter().find(noticed).is_none() {

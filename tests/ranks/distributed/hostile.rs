@@ -13,7 +13,7 @@ pub const MAGIC: &[u8; 16] = b"mlx-primitives 2";
 pub const CHALLENGE: usize = 48;
 const CONTEXT: &str = "mlx-primitives 2026-11-26 the secret of a group of ranks";
 
-/// Connects to a port once a process listens at it.
+/// Waits until a process listens at the port, and then connects.
 pub fn connect(port: u16) -> anyhow::Result<TcpStream> {
     let start = Instant::now();
     loop {

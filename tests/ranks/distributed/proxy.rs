@@ -42,8 +42,8 @@ fn pass(mut from: TcpStream, mut to: TcpStream, harm: &Mutex<Option<Harm>>) {
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// Connects once the target listens. The client is already connected to the proxy, and MLX's ring
-/// connects only once, so the proxy must wait.
+/// Waits until the target listens, and then connects. The client is already connected to the proxy,
+/// and MLX's ring connects only once, so the proxy must wait.
 fn reach(target: u16) -> Option<TcpStream> {
     let start = Instant::now();
     loop {

@@ -72,7 +72,7 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
     }
 }
 
-/// Whether a fixture has at least two layers, as all GGUF fixtures do. Some others have one.
+/// Whether a fixture has at least two layers. All GGUF fixtures do, but some others have only one.
 fn has_two_layers(name: &str) -> bool {
     let config = models::checkpoints().join(name).join("config.json");
     let has = |json: String| json.contains("\"num_hidden_layers\": 2");
@@ -123,7 +123,7 @@ fn three_ranks_of_unequal_shares_compute_the_bits_of_one() -> Checked {
     same("all-fixtures", "2,1,1", Path::new("-"))
 }
 
-/// The ranks gather by MLX's ring, as they do on a GPU.
+/// The ranks gather arrays through MLX's ring, as on a GPU.
 #[test(simulated = never)]
 fn ranks_of_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("few-fixtures", "1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])

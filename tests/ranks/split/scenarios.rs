@@ -26,7 +26,7 @@ pub(super) const KINDS: [(&str, CacheKind); 3] = [
     ("packed", CacheKind::Quantized { group_size: 32, bits: 4 }),
 ];
 
-/// The results of this process. It is a rank of `group`, or runs alone.
+/// The results of this process. The process is a rank of `group`, or runs alone.
 pub struct Results {
     group: Option<Group>,
     pub(super) split: Option<Split>,
@@ -164,8 +164,8 @@ impl Results {
         self.add("beside packed", tokens(&beside, &texts[0], &options))
     }
 
-    /// Adds the results of a model with random weights. Its width is divided at multiples of a
-    /// block of rows.
+    /// Adds the results of a model with random weights. Ranks split the rows of its matrices at
+    /// multiples of a block of rows.
     pub fn random(&mut self) -> Checked {
         let config = || {
             Config::parse(

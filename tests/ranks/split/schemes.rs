@@ -90,13 +90,13 @@ fn whole_layers_compute_the_bits_of_one() -> Checked {
     same("demo", "pipeline:1,2,1", Path::new("-"))
 }
 
-/// The ranks send hidden states by MLX's ring, as they do on a GPU.
+/// The ranks send hidden states through MLX's ring, as on a GPU.
 #[test(simulated = never)]
 fn whole_layers_on_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("demo", "pipeline:1,1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
 }
 
-/// The ranks send hidden states by gathers, as they do with NCCL.
+/// The ranks send hidden states by gathering arrays, as with NCCL.
 #[test(simulated = never)]
 fn whole_layers_by_gathers_compute_the_bits_of_one() -> Checked {
     let gathers = [("MLX_PRIMITIVES_TEST_RING", "gathers")];

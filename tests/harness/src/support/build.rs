@@ -28,8 +28,8 @@ pub fn embed(metal: &Path, embedded: &Path) -> std::io::Result<Output> {
         .output()
 }
 
-/// The marker of a folder's kernels. A metallib contains it, so that a program can check which
-/// sources it was built from.
+/// The marker of a folder's kernels. A metallib contains the marker, so that a program can check
+/// from which sources the metallib was built.
 pub fn marker(metal: &Path) -> anyhow::Result<String> {
     let directory = tempfile::tempdir()?;
     let embedded = directory.path().join("embedded.cpp");

@@ -165,7 +165,7 @@ impl Entry {
 pub const HIDDEN: i32 = 64;
 
 /// A Llama with one layer whose attention and feed-forward part add zero. The next token therefore
-/// depends only on the last one. `next` lists pairs of a token and its successor. The file has no
+/// depends only on the last token. `next` lists pairs of a token and its successor. The file has no
 /// vocabulary.
 pub fn speaker(vocabulary: usize, next: &[(u32, u32)]) -> Gguf {
     let mut file = Gguf::default();
