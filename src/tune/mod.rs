@@ -168,7 +168,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Returns [`Choice::Mlx`] if MLX's ops take at least 3 % less time, or if the results differ.
+    /// Returns [`Choice::Mlx`] if MLX's ops take over 3 % less time, or if the results differ.
     /// A smaller difference in time may be noise.
     pub fn choice(&self) -> Choice {
         if self.mlx < 0.97 * self.ours || !self.agrees { Choice::Mlx } else { Choice::Ours }

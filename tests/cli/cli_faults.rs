@@ -83,8 +83,8 @@ pub fn run_after(shell: &str, arguments: &[&str], input: &str) -> Ended {
     ended(start(command.stdout(Stdio::piped()), input))
 }
 
-/// Checks that the command printed an error of one sentence with these parts, and nothing on
-/// stdout.
+/// Checks the exit code, and that the command printed an error with these parts on stderr and
+/// nothing on stdout.
 #[track_caller]
 pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     assert_eq!(ended.code, Some(code), "{ended:?}");
@@ -319,7 +319,7 @@ fn invalid_variables_are_bad_usage() {
     }
 }
 
-/// If a line is too long, the error names the line, and the command answers the next line.
+/// If a line is too long, the command prints an error, and answers the next line.
 #[test(simulated = never)]
 fn a_chat_goes_on_after_a_line_that_is_too_long() {
     let long = "word ".repeat(400);

@@ -33,7 +33,7 @@ fn placed_arrays_are_equal_in_separate_lines() -> Checked {
             taken.push((start, end));
         }
     }
-    // 34 float16 numbers do not fill whole 8-byte words, so `place` leaves that array in place.
+    // 34 float16 numbers do not fill whole 8-byte words, so `place` does not move their array.
     assert_eq!(taken.len(), 3);
     drop(block);
     for (array, placed) in arrays.iter().zip(placed) {

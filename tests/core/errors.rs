@@ -132,8 +132,8 @@ fn a_compiled_function_does_not_call_itself() -> Checked {
 
 #[test]
 fn an_output_that_is_an_uncaptured_input() -> Checked {
-    // The closure captures the argument itself. MLX refuses a graph that contains it, because the
-    // closure should only use the placeholder for the argument.
+    // The closure captures the array that is its argument. MLX refuses a graph that contains this
+    // array, because the closure must use the placeholder that MLX passes for the argument.
     let x = random32(&[2, 4], 9)?;
     let y = Rc::new(x.clone());
     let f = compile(move |p| Ok(vec![y.add(&p[0])?]), false)?;

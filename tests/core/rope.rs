@@ -111,8 +111,8 @@ fn the_gradient_rotates_back() -> Checked {
     })
 }
 
-/// Compares a call with MLX's on degenerate inputs. The bits must be equal where MLX computes as we
-/// do. Elsewhere, our result must be finite where MLX's is.
+/// Compares a call with MLX's on degenerate inputs. On devices on which MLX computes as we do, the
+/// bits must be equal. On all devices, the same elements must be finite.
 fn assert_degenerates_alike(device: Device, call: Call, x: &Array, what: &str) -> Checked {
     let (ours, builtin) = (call.ours(x)?, call.builtin(x)?);
     if follows_mlx_bit_for_bit(device) {

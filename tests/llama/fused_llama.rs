@@ -41,7 +41,7 @@ fn packed_checkpoints_load() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Generates with every kind of cache. Attention reads the storage of each directly.
+/// Generates with every kind of cache. Attention reads the storage of each cache directly.
 #[test(simulated = once)]
 fn caches_of_every_kind_generate() -> anyhow::Result<()> {
     let checkpoint = Checkpoint::demo()?;

@@ -53,8 +53,8 @@ fn a_version_of_mlx_that_does_not_fit_is_refused_with_those_that_do() -> Checked
     Ok(())
 }
 
-/// This stub replaces `sysctl`. On an Intel Mac, the variable hw.optional.arm64 does not exist.
-/// Another variable tells a program whether Rosetta runs it.
+/// A stub replaces `sysctl`. It fails, because an Intel Mac has no variable hw.optional.arm64, or
+/// prints 1 for each variable, as if Rosetta ran the shell on a Mac with Apple silicon.
 #[test(simulated = never)]
 fn macs_and_shells_for_intel_are_refused_before_anything_is_fetched() -> Checked {
     for (sysctl, expected) in [

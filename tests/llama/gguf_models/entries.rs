@@ -296,8 +296,8 @@ fn headers_that_contradict_themselves_are_refused() -> Checked {
     bytes[at..at + 8].copy_from_slice(&32u64.to_le_bytes());
     let text = refusal(&bytes)?;
     ensure!(text.contains("got output.weight within token_embd.weight"), "{text}");
-    // Refuse wrong counts, a wrong byte order, and a vocabulary whose size differs from the
-    // embedding's.
+    // The loader refuses wrong counts, a wrong byte order, and a vocabulary whose size differs from
+    // the embedding's.
     for (at, expected) in [(8usize, "at most 65536 tensors"), (16, "at most 65536 entries")] {
         let mut bytes = whole.bytes();
         bytes[at..at + 8].copy_from_slice(&70_000u64.to_le_bytes());
