@@ -13,7 +13,7 @@ fn values(x: Result<Array>) -> Result<Vec<f32>> {
     x?.to_vec()
 }
 
-/// Applies each operator to `$a` and `$b`. The operands have the values 8, 6 and 2, 3.
+/// Applies each operator to `$a` and `$b`. The first operand is [8, 6], and the second is [2, 3].
 macro_rules! check {
     ($($a:expr, $b:expr;)*) => {$(
         assert_eq!(values($a + $b)?, [10.0, 9.0]);

@@ -151,8 +151,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("MaskedSoftmax::masking_.scale, .causal, .window", SCORES, |p| {
             masks().map(|options| masked(&p[0], options)).collect()
         }),
-        // One node computes the gradients of the scores and of an additive mask. They differ by the
-        // scale.
+        // One node computes the gradients of the scores and of an additive mask. The two gradients
+        // differ by the factor `scale`.
         apart(
             "MaskedSoftmaxGrad::masking_.scale",
             &[&[2, 4, 6, 6], &[2, 4, 6, 6], &[2, 4, 6, 6]],
