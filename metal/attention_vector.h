@@ -213,7 +213,7 @@ template <typename T, uint BITS, uint ROWS, uint PART>
   // In each step, each SIMD group processes ATTENTION_TILE keys, with a stride of `simds` keys.
   for (uint base = first; base < end; base += simds * ATTENTION_TILE) {
     if (!HELD) {
-      simdgroup_barrier(mem_flags::mem_threadgroup); // else the compiler would keep the queries in registers
+      simdgroup_barrier(mem_flags::mem_threadgroup); // else queries would stay in registers
     }
     const uint start = base + simd;
     float scores[KEPT];

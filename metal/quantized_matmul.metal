@@ -158,7 +158,7 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   // For one row of x, enough registers are free to load the weights of a lane's next step early,
   // and in most kernels the first values that a thread stages. These loads run while the threads
   // wait for each other.
-  constexpr bool EARLY = M == 1 && BITS != 5; // the many pieces of 5 bits would take more instructions
+  constexpr bool EARLY = M == 1 && BITS != 5; // the many pieces of 5 bits would cost more
   constexpr bool VALUES_EARLY = M == 1 && sizeof(T) == 2;
   constexpr uint QUADS = QUANTIZED_VALUES / READS;
   Weights<T, BITS, FLOATS, R> weights;

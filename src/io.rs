@@ -109,9 +109,9 @@ pub fn save_safetensors<'a>(
 /// [`load_gguf_with`] can keep Q4_K, Q5_K and Q6_K at nearly the file's number of bits per weight.
 ///
 /// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers. In MLX, at
-/// least 32 weights share a step, so a group of 32 gets the larger step of its two halves. The half
-/// with that step keeps its numbers, and the numbers of the other half are rounded. The table gives
-/// the error as a part of the larger step.
+/// least 32 weights share a step. In a group of 32, the half with the larger step keeps its
+/// numbers, and the numbers of the other half are rounded. The table gives the error as a part of
+/// the larger step.
 ///
 /// [`Tensors::metadata`] has the entries of the header as strings: strings, numbers, `True` and
 /// `False`, and lists of up to 1000 numbers as `[1, 2]`. It does not have longer lists and lists of

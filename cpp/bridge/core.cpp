@@ -107,7 +107,10 @@ rust::String library_version() {
   return mx::version();
 }
 
-/** Refuses widths below 1, with which evaluations never end. MLX reads other text as 0. */
+/**
+ * Refuses widths below 1, with which evaluations never end. MLX reads text that is not a number as
+ * the width 0.
+ */
 static void check_width() {
   static const char* width = std::getenv("MLX_BFS_MAX_WIDTH");
   static const bool usable = width == nullptr || std::atoi(width) > 0;
@@ -122,7 +125,7 @@ void check_version() {
   require_version();
 }
 
-/** Prepares MLX before the first array of a graph is made. */
+/** Prepares MLX before each array that is not made from other arrays. */
 static void begin() {
   prepare();
   check_width();

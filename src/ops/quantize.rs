@@ -94,7 +94,8 @@ pub enum CpuActivations {
 }
 
 /// Packs each group of the last axis as small integers (codes) with a scale and a bias. Returns
-/// `(packed, scales, biases)` with the layout and the bits of `mlx.quantize` in the mode `affine`.
+/// `(packed, scales, biases)` in the layout of `mlx.quantize` with the mode `affine`, and equal to
+/// its results in every bit.
 ///
 /// `x` is `[..., n]` of rank 2 or more, and `n` is a multiple of `group_size` (32, 64, 128). Codes
 /// of `bits` bits (2, 3, 4, 5, 6, 8) are packed without gaps into uint32 words, lowest bits first.

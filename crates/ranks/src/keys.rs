@@ -132,8 +132,8 @@ impl Seal {
     }
 }
 
-/// Whether `got` is the expected proof or tag. The time of the comparison does not depend on the
-/// bytes.
+/// Whether `got` is the expected proof or tag. `Hash` compares itself with an array in constant
+/// time, so the time does not depend on the bytes.
 pub(super) fn is_same(expected: &Hash, got: &[u8]) -> bool {
     <&[u8; TAG]>::try_from(got).is_ok_and(|got| expected == got)
 }

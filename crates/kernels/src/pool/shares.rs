@@ -112,10 +112,10 @@ impl Share {
         Share(AtomicU64::new(Call::NONE))
     }
 
-    /// Takes some of the units that are left in a share. From its `own` share, a thread takes a
-    /// half of them, or a quarter if the share has at least `MANY_UNITS` units. From another share,
-    /// it takes half as many. Afterwards the thread counts as running, until it calls
-    /// [`leave`](Self::leave). `inside` means that the thread already counts as running.
+    /// Takes some of the units that are left in a share. From its `own` share, a thread takes half
+    /// of them, or a quarter of them if the share has at least `MANY_UNITS` units in all. From
+    /// another share, it takes half of that number. Afterwards the thread counts as running, until
+    /// it calls [`leave`](Self::leave). `inside` means that the thread already counts as running.
     pub fn take(&self, call: Call, own: bool, inside: bool) -> Option<Range<usize>> {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
