@@ -48,7 +48,7 @@ pub(crate) mod ffi {
     struct CustomLaunch {
         library: Box<LibraryHandle>,
         kernel: String,
-            /// The kernel's name with its constants, which is the key of the pipeline in the cache.
+        /// The kernel's name with its constants, which is the key of the pipeline in the cache.
         pipeline: String,
         constants: Vec<CustomConstant>,
         bindings: Vec<CustomBinding>,
