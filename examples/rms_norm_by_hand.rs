@@ -1,5 +1,5 @@
-//! Compares RMSNorm written with operators on arrays with `ops::rms_norm`: values and gradients in
-//! three types.
+//! Writes RMSNorm with operators on arrays, and compares the values and the gradients with
+//! `ops::rms_norm` in three types.
 //!
 //! ```sh
 //! cargo run --example rms_norm_by_hand

@@ -1,9 +1,9 @@
 #include "attention_grad_rows.h"
 
-// The backward pass for keys and values that are not quantized. One kernel writes the statistics of
-// each row: its largest score, the inverse of the sum of its weights, and the sum of its weights
-// times their derivatives. The other kernels compute the scores again, and get the weights from
-// these statistics.
+// The backward pass for keys and values that are not quantized. One kernel writes three statistics
+// of each row: its largest score, the inverse of the sum of its exponentials, and the sum of the
+// products of its weights and their derivatives. The other kernels compute the scores again, and
+// get the weights from these statistics.
 
 /** Each SIMD group computes the statistics of eight rows. */
 template <typename T, uint FEATURES>

@@ -102,7 +102,7 @@ STAGING = {True: 424, False: 87}
 
 
 def product(chip, axis, rows, threads, of_group, resident, cycles, prologue):
-    """Returns three times of a product with one row of x, in microseconds.
+    """Returns three durations, in microseconds, of a product with one row of x.
 
     They are the time to read the weights, the extra time of the arithmetic and of the last threadgroups,
     and the part of the prologue that the reading does not hide.

@@ -149,8 +149,8 @@ impl Launch {
         self.buffer(index, Buffer::Written(output))
     }
 
-    /// Binds up to 4096 bytes by value to `[[buffer(index)]]`: a number, or a `#[repr(C)]` struct,
-    /// which the kernel declares with the same layout as `constant T&`.
+    /// Binds up to 4096 bytes by value to `[[buffer(index)]]`: a number or a `#[repr(C)]` struct.
+    /// The kernel declares the parameter as `constant T&`, where `T` has the same layout.
     pub fn parameters<T: NoUninit>(self, index: u32, value: &T) -> Self {
         self.buffer(index, Buffer::Parameters(bytes_of(value).to_vec()))
     }

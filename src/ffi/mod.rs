@@ -2,8 +2,9 @@
 //! `ops.rs` the ops. Other modules declare the parts that only they use; `cmake/bridge.rs` lists
 //! all files.
 //!
-//! A function that can reach throwing code returns `Result`, since an exception in another function
-//! would end the process. Functions without a `Result` only read an array's description.
+//! A function that can reach throwing code returns `Result`, since an exception in a function
+//! without a `Result` would end the process. So a function without a `Result`, such as one that
+//! only reads an array's description, must not throw.
 
 pub(crate) mod ops;
 
@@ -340,7 +341,8 @@ macro_rules! dtypes {
             fn from(dtype: bridge::Dtype) -> Self {
                 match dtype {
                     $(bridge::Dtype::$variant => Self::$variant,)*
-                    // core.cpp asserts that MLX has no other type.
+                    // core.cpp asserts that the two enums have equal values. The list has all types
+                    // of MLX.
                     _ => unreachable!("MLX's dtypes are all listed"),
                 }
             }

@@ -116,8 +116,8 @@ fn kernels_are_checked_in_the_simulator() -> Checked {
     Ok(())
 }
 
-/// The test replaces MLX's RMSNorm by a function that throws an exception. The report names the two
-/// steps that call it as failed, and the other steps run.
+/// The test replaces MLX's RMSNorm with a function that throws an exception. The report says that
+/// the one step that calls this function failed. The other steps run.
 #[cfg(target_os = "linux")]
 #[test(simulated = once)]
 fn a_fault_is_named_and_stops_nothing() -> Checked {

@@ -17,8 +17,8 @@ const TYPES: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
 #[test(simulated = once)]
 fn some_heads_of_attention() -> Checked {
     const GROUP: i32 = 2;
-    // Test one query, a few queries, and a tile of queries, with keys that are split and keys that
-    // are not.
+    // Test one query with keys that are not split, one query with keys that are split, and several
+    // queries.
     for (queries, keys) in [(1, 300), (1, 1500), (20, 1100)] {
         for dtype in TYPES {
             let q = random(&[1, 4 * GROUP, queries, 64], dtype, 1)?;

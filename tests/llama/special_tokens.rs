@@ -182,8 +182,8 @@ fn stop_strings_may_contain_special_tokens() -> Checked {
         let (ours, reason) = text_of(folder.path(), &options(stop))?;
         assert_eq!((&*ours, reason), (text, Some(FinishReason::StopString)), "{stop:?}");
     }
-    // The last piece could be the start of the stop string, so it is held back. When the text ends,
-    // it is shown after all.
+    // The last piece could be the start of the stop string, so it is held back. The piece is shown
+    // after all when the text ends.
     let (ours, reason) = text_of(folder.path(), &options(&[", there was no"]))?;
     assert_eq!((&*ours, reason), (&*hidden, Some(FinishReason::Length)));
     Ok(())

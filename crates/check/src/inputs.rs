@@ -217,7 +217,7 @@ impl Arrangement {
         if rank == 0 || x.size() == 0 {
             return Ok(x.clone());
         }
-        // Other values fill the gaps between the elements, which the op must not read.
+        // Other values fill the gaps between the elements. The op must not read these gaps.
         let other = || if x.dtype() == Dtype::Bool { x.logical_not() } else { x.negative() };
         match self {
             Self::RowContiguous => Ok(x.clone()),

@@ -11,7 +11,7 @@ use mlx_primitives::transforms::vmap;
 
 /// The length of an axis that is added to a case for `vmap`.
 const LENGTH: i32 = 2;
-/// The greatest length of an axis of a case that `vmap` maps without adding an axis.
+/// An axis that an input already has is mapped only if it is at most this long.
 const SHORT: i32 = 3;
 /// Up to this number of inputs, every set of inputs is mapped. With more inputs, only each input
 /// alone and all inputs together are mapped.

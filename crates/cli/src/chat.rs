@@ -82,8 +82,8 @@ pub fn run(args: &Args) -> Result<()> {
                 answering.store(false, Ordering::Relaxed);
                 match answered {
                     Err(error) if error.is::<StdoutError>() => return Err(error),
-                    // The prompt is too long. The conversation continues, because the next line may
-                    // be short enough, even if it comes from a pipe.
+                    // The prompt is too long. The next line may be short enough. So the
+                    // conversation continues, even if the lines come from a pipe.
                     Err(error) if error.is::<TooLong>() => {
                         output::answer(format_args!(
                             "error: {error} with this line: write a shorter one, or forget the \

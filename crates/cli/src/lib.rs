@@ -131,7 +131,8 @@ pub fn main() -> ExitCode {
             let _ = usage.print();
             return ExitCode::from(BAD_USAGE);
         }
-        // The user asked for the help or the version, so it goes to stdout as a result.
+        // The user asked for the help text or the version. This text is the command's result, so it
+        // goes to stdout.
         Err(asked) => output::printed(|| asked.print()).map_err(Into::into),
     };
     match ended {

@@ -82,7 +82,7 @@ pub struct Pool {
     threads: usize,
     worth: Worth,
     coming: Line<Coming>,
-    /// The number of guests: lent threads that help. Each guest lets a helper stay parked.
+    /// The number of guests, which are threads in [`lend`](Self::lend). Each lets a helper park.
     pub guests: AtomicUsize,
     /// The longest time that helpers watch for a job.
     longest: Duration,

@@ -243,8 +243,8 @@ impl<T: Float> Tile<'_, T> {
         }
     }
 
-    /// Computes the inverses of the frequencies, starting at column `first`. With `traditional`,
-    /// the two columns of a pair have the same frequency.
+    /// Computes the frequencies (the inverses of MLX's `freqs`), starting at column `first`. With
+    /// `traditional`, the two columns of a pair have the same frequency.
     #[inline(always)]
     fn inverse_frequencies(&self, inverse: &mut [f32], first: usize) {
         let shift = usize::from(self.shape.traditional);

@@ -56,7 +56,8 @@ pub struct Case {
     /// The byte of a buffer whose address the kernel gets.
     #[arg(long, value_name = "INDEX=BYTES")]
     pub offset: Vec<String>,
-    /// Numbers that a kernel takes by value; + continues a struct with another type.
+    /// Numbers that a kernel takes by value. For a struct with fields of several types, join the
+    /// lists with +, as in 0=u32:4,5+f32:0.5.
     #[arg(long, value_name = "INDEX=TYPE:VALUE[,VALUE]")]
     pub bytes: Vec<String>,
     /// The bytes of a threadgroup argument.

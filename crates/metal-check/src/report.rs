@@ -82,7 +82,8 @@ impl Found {
         Self { headline: format!("note: {}", note.headline), ..note }
     }
 
-    /// Whether two findings have the same type and the same place.
+    /// Whether two findings have the same type and the same places, and either both depend on a run
+    /// or neither does.
     fn is_like(&self, other: &Self) -> bool {
         let key = |it: &Self| (it.kind.clone(), it.places.clone(), it.orders.is_empty());
         key(self) == key(other)

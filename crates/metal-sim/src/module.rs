@@ -26,7 +26,7 @@ pub struct Argument {
     pub index: u32,
     /// The name of the argument in the source.
     pub name: String,
-    /// Whether the kernel may write to it.
+    /// Whether the kernel may write to the resource.
     pub writable: bool,
     /// `false` if a function constant turns the argument off.
     pub required: bool,

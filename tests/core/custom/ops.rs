@@ -1,4 +1,4 @@
-//! Two ops that implement the trait `CustomPrimitive`, under MLX's transforms.
+//! Three ops that implement the trait `CustomPrimitive`. Some also run under transforms.
 
 use half::{bf16, f16};
 use mlx_primitives::custom::{

@@ -53,7 +53,7 @@ fn second_derivatives() -> Checked {
 }
 
 /// For rows of up to 8192 elements, the kernel of a norm's gradient keeps the row in registers.
-/// These rows are longer, so the kernel reads them a second time.
+/// These rows are longer, so the kernel reads them more than once.
 #[test]
 fn gradients_of_norms_of_long_rows() -> Checked {
     each_device(|_| {

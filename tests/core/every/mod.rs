@@ -22,8 +22,8 @@ fn promoted(inputs: &[Array]) -> Result<Dtype> {
     Ok(if sum.dtype() == Dtype::Int32 { Dtype::Float32 } else { sum.dtype() })
 }
 
-/// Results have the same types as MLX's results, and similar values, since each op rounds a few
-/// times.
+/// Results have the types of MLX's results. The values may differ slightly from MLX's values,
+/// because each op rounds a few times.
 #[test]
 fn types_are_promoted() -> Checked {
     each_device(|_| {

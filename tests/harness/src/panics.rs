@@ -1,5 +1,5 @@
-//! Tests panic on purpose in many places. This module keeps the messages of panics and prints them
-//! only if a test fails.
+//! Keeps the messages of panics for the reports of failed tests. Nothing else prints them, because
+//! many tests panic on purpose.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

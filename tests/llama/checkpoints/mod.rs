@@ -1,4 +1,5 @@
-//! Compares checkpoints that mlx-lm wrote with the results of mlx-lm and transformers.
+//! Loads checkpoints that mlx-lm wrote, and compares this crate's results with the results of
+//! mlx-lm and transformers.
 
 mod corrupt;
 mod damage;

@@ -6,7 +6,7 @@ fn count(shape: &[i32]) -> usize {
     shape.iter().map(|&dim| dim as usize).product()
 }
 
-/// Numbers between -2 and 2. They are not zero, and adjacent ones differ. `seed` shifts the
+/// Numbers from -2.001 to 1.999. They are not zero, and adjacent ones differ. `seed` shifts the
 /// sequence.
 pub fn wave(shape: &[i32], seed: usize) -> Result<Array> {
     let value = |i: usize| (((i + 31 * seed) * 7919 + 13) % 1009) as f32 / 252.0 - 2.001;

@@ -96,8 +96,8 @@ pub fn gathers(group: &Group, axes: &[i32]) -> Checked {
     Ok(())
 }
 
-/// The ranks expect different lengths of the parts. On a CPU, every rank gets an error. MLX's ring
-/// would wait.
+/// Each rank passes a different length for the parts. On a CPU, every rank gets an error. With
+/// MLX's ring, the ranks would wait forever.
 pub fn unequal(group: &Group) -> Checked {
     let length = 4 + group.rank() as i32;
     let x = Array::ones::<f32>([1, length])?;

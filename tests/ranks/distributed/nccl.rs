@@ -9,7 +9,7 @@ use super::ranks::{NCCL, Place, Starting};
 use crate::support::Checked;
 
 /// Prepares one of two ranks. It has the environment variables that `mlx.launch --backend nccl`
-/// sets, and no host file.
+/// sets, except `CUDA_VISIBLE_DEVICES`, and no host file.
 fn rank(rank: usize) -> anyhow::Result<Starting> {
     let place = Place::new(1)?;
     let starting = place.rank("join", rank)?.timeout(Duration::from_secs(1));

@@ -288,7 +288,7 @@ fn values(group: &Group) -> Checked {
 fn derivatives(group: &Group) -> Checked {
     let (rank, size) = (group.rank(), group.size());
     let x = array(&[3], rank, Dtype::Float32)?;
-    // The gradient of each rank's input is computed from this rank's cotangent alone.
+    // Each rank computes the gradient of its input from its own cotangent alone.
     let cotangent = Array::from_slice(&[1.0f32, 2.0, 3.0], 3)?.multiply((rank + 1) as f32)?;
     let (sum, dx) = transforms::vjp(|x| group.all_sum(&x.square()?), &x, &cotangent)?;
     assert_eq!(sum.size(), 3);

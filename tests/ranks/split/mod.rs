@@ -19,7 +19,7 @@ use crate::support::models;
 use crate::support::ranks::Ranks;
 use scenarios::Results;
 
-/// One small model for each architecture and format.
+/// Small models of several architectures and formats.
 const FEW: [&str; 9] = [
     "llama-f32-biases",
     "llama-f16-mha-untied",

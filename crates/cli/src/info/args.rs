@@ -32,7 +32,8 @@ pub struct Args {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Count the dispatches and device bytes of one decoded token on a GPU, and of MLX's built-ins.
+    /// Count the GPU dispatches of one decoded token, and the bytes that they read and write in
+    /// device memory, with our kernels and with MLX's built-ins.
     #[arg(long)]
     pub graph: bool,
     #[command(flatten)]

@@ -4,7 +4,8 @@ use crate::element::Float;
 use crate::row_order::RowOrder;
 use crate::simd::LANES;
 
-/// The number of rows of a key/value head that `decode` processes together.
+/// The maximum number of rows that `decode` processes together. A row is one query of one of the
+/// heads that share a key/value head.
 pub(super) const DECODE_ROWS: usize = 16;
 /// The largest number of features of a query, key or value. It is a multiple of the vector
 /// length.

@@ -130,7 +130,8 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
 pub struct CodedQueries {
     /// The sums of features, [`coded::GROUPS`] for each row.
     pub sums: *const f32,
-    /// The pairs of bf16, [`pairs::PAIRS`] for each row, if [`pairs::exact`] is true.
+    /// The pairs of bf16, [`pairs::PAIRS`] for each row, if codes have 4 bits and
+    /// [`pairs::exact`] is true.
     pub pairs: Option<*const u32>,
 }
 

@@ -61,7 +61,7 @@ unsafe fn gemv_with<T: Float>(
         };
     }
     let (x, w) = (Shared(x.cast_mut()), Shared(w.cast_mut()));
-    // At best, memory delivers a byte to a core in a tenth of a nanosecond.
+    // At best, a core reads two bytes from memory in a tenth of a nanosecond.
     let work = k * size_of::<T>() / 2;
     let run = |converted: *const f32| {
         let converted = Shared(converted.cast_mut());

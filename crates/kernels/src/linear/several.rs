@@ -43,7 +43,8 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
             // SAFETY: the caller's contract; `to` has room for each row, padded to full blocks.
             unsafe { machine.level.run(Lay::<A, T> { x, extents, rows, to, factors: PhantomData }) }
         });
-        // At best, memory delivers a byte to a core in a tenth of a nanosecond.
+        // At best, a core reads two bytes from memory in a tenth of a nanosecond. Every four rows
+        // of x take as long as this read.
         let work = LANES * k * size_of::<T>() / 2 * m.div_ceil(4);
         machine.pool.for_each(n.div_ceil(LANES), work, &|blocks| {
             let (x, w) = (banded.get().cast_const(), w.get().cast_const());

@@ -167,7 +167,7 @@ fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usiz
     });
 }
 
-/// Computes the columns with the code for all instruction sets.
+/// Decodes the weights to f32 and computes the columns. The code works on every instruction set.
 struct Decoded<'a, F> {
     columns: Columns<'a>,
     format: PhantomData<F>,

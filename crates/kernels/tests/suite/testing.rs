@@ -44,7 +44,7 @@ macro_rules! each_type {
     )+};
 }
 
-/// An element type that the `half` crate converts to and from f32.
+/// An element type with conversions to and from f32. The `half` crate converts the 16-bit types.
 pub trait Sample: Float + Default {
     /// The largest relative difference between neighboring values of the type.
     const EPSILON: f32;

@@ -346,8 +346,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error if the scaling is of an unknown type or lacks a number, or if the number of
-    /// features is odd.
+    /// Returns an error if the scaling is of an unknown type, if one of its numbers is missing or
+    /// not allowed, or if the number of features is odd.
     pub fn rope_frequencies(&self) -> Result<RopeFrequencies> {
         let scaling = match &self.rope_scaling {
             Some(scaling) => RopeScaling::parse(scaling)?,

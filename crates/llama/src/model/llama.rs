@@ -339,9 +339,9 @@ impl Llama {
         Ok(h)
     }
 
-    /// The logits `[batch, 1, vocab]` of the token after the last of `tokens`, integers
-    /// `[batch, time]`: the last row of [`forward`](Self::forward)'s result. The other rows are not
-    /// computed.
+    /// Returns the logits `[batch, 1, vocab]` of the token that follows `tokens`, which are
+    /// integers `[batch, time]`. The logits are the last row of the result of
+    /// [`forward`](Self::forward), whose other rows are not computed.
     ///
     /// # Errors
     ///

@@ -10,8 +10,8 @@
 //!   split the text there.
 //! - no expression of the pre-tokenizer has a match that spans the cut or depends on the text
 //!   around the match. Then the matches on both sides stay the same.
-//! - the tokenizer does not add anything before a part that it would not add at this position of
-//!   the whole text.
+//! - the tokenizer adds nothing before the part after the cut, except a space that the whole text
+//!   has at this position.
 
 use std::collections::HashMap;
 

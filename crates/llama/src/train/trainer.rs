@@ -252,7 +252,8 @@ impl<'a> Trainer<'a> {
 ///
 /// # Errors
 ///
-/// Returns an error if the data do not fill a batch, or if memory is short.
+/// Returns an error if the data do not fill a batch, if `rows` or `most` is 0, or if memory is
+/// short.
 pub fn evaluate(
     llama: &Llama,
     data: &Dataset,

@@ -19,7 +19,8 @@ LARGEST = """
 
 
 def largest(barrier="threadgroup_barrier(mem_flags::mem_threadgroup);"):
-    """Adds 0.5 to the largest element of each row, by a kernel whose barrier can be replaced. Returns the result and the expected result."""
+    """Fills each row with its largest element plus 0.5. `barrier` replaces a barrier of the kernel.
+    Returns the result and the expected result."""
     made = mx.fast.metal_kernel(
         name="largest",
         input_names=["x", "bias"],

@@ -49,8 +49,8 @@ pub(super) struct Region {
 /// The thread, the time, the instruction and the place of an access, for the history.
 #[derive(Clone, Copy)]
 pub(super) struct When {
-    /// The thread and the time of the access. The first stamp has the time for device memory, and
-    /// the second stamp has the time for threadgroup memory.
+    /// The thread of the access, and its time, which is a number of barriers. The first stamp
+    /// counts the barriers of device memory, and the second the barriers of threadgroup memory.
     pub(super) stamps: [Stamp; 2],
     /// The number of the accessing instruction, from `Loads::next`. Lanes of a SIMD group that
     /// execute an instruction together have the same number, if they took the same branches.

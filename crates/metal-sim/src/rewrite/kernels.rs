@@ -1,4 +1,5 @@
-//! Turns kernel functions and their explicit instantiations into registry entries.
+//! Turns kernel functions and their explicit instantiations into entries of the registry
+//! (`registry.h`), through which the host finds kernels, or into entry points for a GPU.
 
 use mlx_primitives_build::front::{self, Kernel, Parameter, Role};
 

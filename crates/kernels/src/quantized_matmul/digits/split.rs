@@ -68,7 +68,8 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     (!misfits.into_inner()).then_some(prepared)
 }
 
-/// Splits a row of x into bytes, or a part of a row. A part consists of full vectors of groups.
+/// Splits a row of x, or a part of a row, into bytes. A part has sixteen groups, one for each lane
+/// of a vector; the last part of a row may have fewer.
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,

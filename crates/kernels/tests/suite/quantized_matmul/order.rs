@@ -62,8 +62,8 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
     }
 }
 
-/// Multiplies two matrices in one call. A thread's part begins at a multiple of sixteen columns of
-/// the call, which can be any column of the second matrix.
+/// Multiplies x by two matrices in one call. A thread's part begins at a multiple of sixteen
+/// columns of the call, which can be any column of the second matrix.
 #[test]
 fn joined_columns_are_those_of_each_matrix() {
     let (format, group, axis) = ((Mode::Affine, 4), 64, 1024);

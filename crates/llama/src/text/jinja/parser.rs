@@ -9,7 +9,7 @@ use super::token_reader::Parser;
 /// long.
 const MOST_BYTES: usize = 1 << 20;
 
-/// Jinja's tags that need other files or extensions.
+/// Jinja's tags that are not supported: tags for other files, inheritance, escaping and extensions.
 const UNSUPPORTED: [&str; 10] = [
     "include",
     "import",
