@@ -46,9 +46,8 @@ fn for_any_shape_and_layout() -> Checked {
                 let outputs = functions(op)[kind].0(&moved?)?;
                 outputs.iter().map(|y| y.multiply(2.0)).collect()
             };
-            // `vmap` needs fixed shapes. Directional derivatives need them too, except for
-            // `rms_norm`, because MLX counts the elements of a shapeless mean with an op that has no
-            // derivative.
+            // `vmap` needs fixed shapes. So do directional derivatives, except for `rms_norm`,
+            // because MLX counts the elements of a shapeless mean with an op without a derivative.
             let fixed = kind == 3 || kind == 2 && op.name != "rms_norm";
             let modes = if fixed { &[false][..] } else { &[false, true] };
             for &shapeless in modes {
