@@ -217,22 +217,27 @@ fn weights_that_are_interleaved_in_parts() {
     }
 }
 
-#[test]
-fn blocks_of_an_x_beyond_the_second_cache() {
+fn blocks_of_an_x_beyond_the_second_cache<T: Sample>() {
     // x takes more than 1 MB, and the output has more columns than the largest block.
     let (m, n, k) = (260, 300, 2060);
-    let (x, w) = (values::<Bf16>(m * k, 2.0), values::<Bf16>(n * k, 2.0));
-    let case = |m| Case { m, n, k, ..PLAIN };
+    let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
+    let (x_across, w_across) = (transposed(&x, m, k), transposed(&w, n, k));
     for machine in machines_and_tiles() {
-        if machine.level.multiplies_tiles() {
-            let all = run(machine, &case(m), &x, &w, &[]);
-            for (rows, expected) in x.chunks(65 * k).zip(all.chunks(65 * n)) {
-                let some = run(machine, &case(65), rows, &w, &[]);
-                assert_same(&some, expected, "a quarter of the rows");
-            }
+        let case = |m, turned, columns| Case { m, n, k, turned, columns, ..PLAIN };
+        let all = run(machine, &case(m, false, false), &x, &w, &[]);
+        for (turned, columns) in [(false, true), (true, true)] {
+            let x = if turned { &x_across } else { &x };
+            let got = run(machine, &case(m, turned, columns), x, &w_across, &[]);
+            assert_same(&got, &all, &format!("turned {turned} {:?}", machine.level));
+        }
+        for (rows, expected) in x.chunks(65 * k).zip(all.chunks(65 * n)) {
+            let some = run(machine, &case(65, false, false), rows, &w, &[]);
+            assert_same(&some, expected, "a quarter of the rows");
         }
     }
 }
+
+each_type!(blocks_of_an_x_beyond_the_second_cache);
 
 #[test]
 fn each_step_is_rounded() {
