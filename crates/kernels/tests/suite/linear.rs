@@ -218,8 +218,8 @@ fn weights_that_are_interleaved_in_parts() {
 }
 
 fn blocks_of_an_x_beyond_the_second_cache<T: Sample>() {
-    // x takes more than 1 MB, and the output has more columns than the largest block.
-    let (m, n, k) = (260, 300, 2060);
+    // In bf16, x takes more than 1 MB. The output has more columns than the largest block.
+    let (m, n, k) = (260, 300, if T::IS_BF16 { 2060 } else { 540 });
     let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
     let (x_across, w_across) = (transposed(&x, m, k), transposed(&w, n, k));
     for machine in machines_and_tiles() {
@@ -230,10 +230,8 @@ fn blocks_of_an_x_beyond_the_second_cache<T: Sample>() {
             let got = run(machine, &case(m, turned, columns), x, &w_across, &[]);
             assert_same(&got, &all, &format!("turned {turned} {:?}", machine.level));
         }
-        for (rows, expected) in x.chunks(65 * k).zip(all.chunks(65 * n)) {
-            let some = run(machine, &case(65, false, false), rows, &w, &[]);
-            assert_same(&some, expected, "a quarter of the rows");
-        }
+        let some = run(machine, &case(65, false, false), &x[..65 * k], &w, &[]);
+        assert_same(&some, &all[..65 * n], "a quarter of the rows");
     }
 }
 
