@@ -329,6 +329,12 @@ fn repositories_of_other_files() -> Checked {
         let _ = info(&place, model).output()?;
         assert!(last.exists(), "{model}: the download did not go on");
     }
+    // A number beyond the count names no part, so this file is a model by itself.
+    let odd = "q4-00001-of-00000.gguf";
+    let place = with(&[odd])?;
+    succeeds(&mut info(&place, "org/model"))?;
+    fs::remove_file(place.path(SNAPSHOT).join(odd))?;
+    refused(info(&place, "org/model").env("HF_HUB_OFFLINE", "1"), &["is not complete in"])?;
     let place = with(&["pytorch_model.bin"])?;
     let bin = ["org/model has its weights in pytorch_model.bin and not in safetensors"];
     refused(&mut info(&place, "org/model"), &bin)?;
