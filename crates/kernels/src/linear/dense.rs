@@ -129,27 +129,31 @@ impl Weights<InBf16> for Dense<Bf16> {
         unsafe {
             if self.columns {
                 // Each pair of rows of w makes a row of words, and then the words are transposed.
-                let wide = if row + LANES <= n { LANES } else { rows };
                 for at in (0..len).step_by(2 * LANES) {
                     let count = (2 * LANES).min(len - at);
-                    let first = w.wrapping_add((k + at) * n + row);
-                    let mut square = [V::splat(0.0); LANES];
-                    for (i, words) in square.iter_mut().enumerate().take(count.div_ceil(2)) {
-                        let from = first.wrapping_add(2 * i * n);
-                        let last = 2 * i + 1 == count;
-                        let next = if last { from } else { from.wrapping_add(n) };
-                        // Prefetch here, since no hardware prefetcher follows such strides.
-                        prefetch(from.wrapping_add(2 * LANES * n).cast(), 2 * wide);
-                        prefetch(next.wrapping_add(2 * LANES * n).cast(), 2 * wide);
-                        let next = (!last).then_some(next.cast::<Bf16>());
-                        *words = InBf16::across::<V, Bf16>(from.cast(), next, wide);
-                    }
-                    let square = V::transpose(square);
-                    for (i, words) in square.into_iter().enumerate().take(rows) {
-                        let to = out.add(i * stride + at).cast();
-                        match count.div_ceil(2) {
-                            LANES => words.store(to),
-                            words_left => words.store_first(to, words_left),
+                    for i in (0..rows).step_by(LANES) {
+                        let (row, rows) = (row + i, LANES.min(rows - i));
+                        let wide = if row + LANES <= n { LANES } else { rows };
+                        let first = w.wrapping_add((k + at) * n + row);
+                        let mut square = [V::splat(0.0); LANES];
+                        for (i, words) in square.iter_mut().enumerate().take(count.div_ceil(2)) {
+                            let from = first.wrapping_add(2 * i * n);
+                            let last = 2 * i + 1 == count;
+                            let next = if last { from } else { from.wrapping_add(n) };
+                            // Prefetch here, since no hardware prefetcher follows such strides.
+                            prefetch(from.wrapping_add(2 * LANES * n).cast(), 2 * wide);
+                            prefetch(next.wrapping_add(2 * LANES * n).cast(), 2 * wide);
+                            let next = (!last).then_some(next.cast::<Bf16>());
+                            *words = InBf16::across::<V, Bf16>(from.cast(), next, wide);
+                        }
+                        let square = V::transpose(square);
+                        let out = out.add(i * stride + at);
+                        for (i, words) in square.into_iter().enumerate().take(rows) {
+                            let to = out.add(i * stride).cast();
+                            match count.div_ceil(2) {
+                                LANES => words.store(to),
+                                words_left => words.store_first(to, words_left),
+                            }
                         }
                     }
                 }

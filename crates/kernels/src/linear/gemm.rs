@@ -18,27 +18,24 @@ pub use super::epilogue::Epilogue;
 use super::epilogue::{self, OnLevel, Steps};
 use super::interleaved::Interleaved;
 pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
-use super::sums::{BLOCK_ROWS, MOST_ROWS, SHORT};
+use super::sums::{BLOCK_ROWS, LARGE, MOST_ROWS, SHORT};
 pub use super::weights::{Extents, Places, Weights};
 
 /// The number of rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// The largest number of rows of weights in a block, used with tile instructions and for dense
-/// weights. Each block reads x from beyond the second-level cache, so larger blocks read x fewer
-/// times in all. Outside x86-64 the number is smaller, because a thread on macOS has a stack of
-/// only 512 KB.
-const MOST_COLUMNS: usize = match cfg!(target_arch = "x86_64") {
-    true => 8 * TILE_ROWS,
-    false => BLOCK_COLUMNS,
-};
+/// The largest number of rows of weights in a block, used with tile instructions. Each block reads x
+/// from beyond the second-level cache, so larger blocks read x fewer times in all.
+const MOST_COLUMNS: usize = if LARGE { 16 * TILE_ROWS } else { BLOCK_COLUMNS };
+/// The number of rows of weights in a block of dense weights, without tile instructions.
+const DENSE_COLUMNS: usize = if LARGE { MOST_COLUMNS / 2 } else { BLOCK_COLUMNS };
 /// The number of tiles that are unpacked together if the weights are stored as `[k, n]` (they "lie
 /// across"), so that more of each row of memory is read at a time.
 pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
 /// The number of words that a product with tile instructions takes at a time, so that its weights
 /// stay in the level-one cache.
-const TILE_WORDS: usize = 128;
+const TILE_WORDS: usize = 256;
 
 /// Multiplies an interleaved x, which several products may share, with weights.
 ///
@@ -70,7 +67,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     let (tile, mut rows, columns) = match in_tiles {
         true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
         true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
-        false if W::DENSE => (TILE, MOST_ROWS, MOST_COLUMNS),
+        false if W::DENSE => (TILE, MOST_ROWS, DENSE_COLUMNS),
         false => (TILE, BLOCK_ROWS, BLOCK_COLUMNS),
     };
     let mut tiles = columns / tile;
@@ -81,7 +78,7 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     let threads = machine.pool.threads();
     let blocks = match (in_tiles, near && threads >= 4) {
         (true, true) => 16 * threads,
-        (true, false) => 4 * threads,
+        (true, false) => 2 * threads,
         (false, _) if W::DENSE => 6 * threads,
         (false, _) => 10 * threads,
     };
@@ -219,15 +216,17 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
     unsafe fn run<V: F32x16>(self) {
         let Self { blocks, row, column, tile, sums } = self;
         let Extents { m, n, k } = blocks.extents;
-        let step = if W::DENSE && !blocks.in_tiles() { SHORT } else { WORDS };
+        let step = if W::DENSE { SHORT } else { WORDS };
         let depth = k.div_ceil(A::PER_WORD).div_ceil(step).max(1);
         let columns = blocks.columns.min(n - column);
         let panels = blocks.rows.min(m - row).div_ceil(LANES);
         let lie_across = blocks.weights.lie_across() && !blocks.in_tiles();
         let next_row = if lie_across { 1 } else { STRIDE };
         for block in 0..depth {
-            let at = block * step * A::PER_WORD;
+            let start = block * step;
+            let at = start * A::PER_WORD;
             let len = (step * A::PER_WORD).min(k - at);
+            let words = len.div_ceil(A::PER_WORD);
             for first in (0..columns).step_by(blocks.tile()) {
                 // SAFETY: the tile has room for `rows` rows of `len` factors; the rows and panels
                 // are readable.
@@ -244,13 +243,10 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                         tile = tile.add(index * ACROSS);
                     } else {
                         let rows = blocks.tile().min(columns - first);
-                        blocks.unpack::<V>(column + first, rows, (at, len), tile);
+                        let to = if blocks.in_tiles() { tile.add(start % WORDS) } else { tile };
+                        blocks.unpack::<V>(column + first, rows, (at, len), to);
                     }
-                    let (at, words) = (block * step, len.div_ceil(A::PER_WORD));
-                    let x = |panel: usize| {
-                        let panel = blocks.x.panel(at / WORDS, panel);
-                        panel.wrapping_add(at % WORDS * LANES)
-                    };
+                    let x = |panel: usize| blocks.x.words(start, panel);
                     let sums = sums.add(first * SUMS);
                     if blocks.in_tiles() {
                         let (ahead, next_block) = match first + TILE_ROWS {
@@ -258,14 +254,14 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                             _ if block + 1 < depth => (0, block + 1),
                             ahead => (ahead, 0),
                         };
-                        let (place, next) = ((block, at, words), (column + ahead, next_block));
-                        blocks.add_panels_in_tiles::<V>(row, place, next, tile, sums);
+                        let next = (column + ahead, next_block * step, step);
+                        blocks.add_panels_in_tiles::<V>(row, (start, words), next, tile, sums);
                         continue;
                     }
                     let mut done = 0;
                     while done < panels {
                         let (to, panel) = (sums.add(done * LANES), row / LANES + done);
-                        let one = Pass { x: [x(panel)], panel, at, words };
+                        let one = Pass { x: [x(panel)], panel, at: start, words };
                         let w = blocks.weights;
                         if V::SMALL {
                             for r in 0..TILE.min(columns - first) {
@@ -281,7 +277,8 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
                             }
                             done += 1;
                         } else if done + 1 < panels {
-                            let two = Pass { x: [x(panel), x(panel + 1)], panel, at, words };
+                            let x = [x(panel), x(panel + 1)];
+                            let two = Pass { x, panel, at: start, words };
                             w.add::<V, TILE, 2>(two, tile, to);
                             done += 2;
                         } else {
@@ -311,8 +308,9 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         let (to, stride) = (tile.cast::<A::Factor>(), STRIDE * A::PER_WORD);
         // SAFETY: the caller's contract.
         unsafe {
-            for i in (0..rows).step_by(LANES) {
-                let (row, rows) = (first + i, LANES.min(rows - i));
+            let most = if self.weights.lie_across() { TILE_ROWS } else { LANES };
+            for i in (0..rows).step_by(most) {
+                let (row, rows) = (first + i, most.min(rows - i));
                 self.weights.unpack::<V>(row, rows, at, len, to.add(i * stride), stride);
             }
             if !len.is_multiple_of(A::PER_WORD) {
@@ -321,9 +319,9 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         }
     }
 
-    /// Adds the products of a tile with all panels of a block of rows, for the words of one block
-    /// of k. Also prefetches the next tile, whose first row and block of k are `next_row` and
-    /// `next_block`.
+    /// Adds the products of a tile with all panels of a block of rows, for `words` words of k from
+    /// `at` on. Also prefetches the next tile: `next_words` words from `next_at` on, of the rows
+    /// from `next_row` on.
     ///
     /// # Safety
     /// The contract of [`Weights::add_in_tiles`] holds, with the words of the tile.
@@ -331,23 +329,24 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
     unsafe fn add_panels_in_tiles<V: F32x16>(
         &self,
         row: usize,
-        (block, at, words): (usize, usize, usize),
-        (next_row, next_block): (usize, usize),
+        (at, words): (usize, usize),
+        (next_row, next_at, next_words): (usize, usize, usize),
         tile: *const f32,
         sums: *mut f32,
     ) {
         let panels = self.rows.min(self.extents.m - row).div_ceil(LANES);
         let passes = words.max(1).div_ceil(TILE_WORDS) * panels.div_ceil(TILE_PANELS);
-        let (mut ahead, len) = (next_row..next_row + TILE_ROWS, WORDS * A::PER_WORD);
+        let mut ahead = next_row..next_row + TILE_ROWS;
         for start in (0..words.max(1)).step_by(TILE_WORDS) {
             let words = TILE_WORDS.min(words - start);
             for done in (0..panels).step_by(TILE_PANELS) {
                 for next_row in ahead.by_ref().take(TILE_ROWS.div_ceil(passes)) {
-                    self.weights.prefetch(next_row, next_block * len, len);
+                    let [at, len] = [next_at, next_words].map(|words| words * A::PER_WORD);
+                    self.weights.prefetch(next_row, at, len);
                 }
                 let panel = row / LANES + done;
                 let next = (panel + 1).min(row / LANES + panels - 1);
-                let x = [panel, next].map(|p| self.x.panel(block, p).wrapping_add(start * LANES));
+                let x = [panel, next].map(|p| self.x.words(at + start, p));
                 let pass = Pass { x, panel, at: at + start, words };
                 // SAFETY: if there is no second panel, the first panel replaces it. The sums have
                 // room for it, as blocks have even numbers of panels.

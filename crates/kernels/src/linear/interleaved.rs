@@ -35,6 +35,13 @@ impl<A: Arithmetic> Interleaved<A> {
         self.packed.wrapping_add(at)
     }
 
+    /// The address of the words from word `at` on of a panel. The words that follow in memory end
+    /// at the next multiple of [`WORDS`].
+    #[inline(always)]
+    pub fn words(&self, at: usize, panel: usize) -> *const f32 {
+        self.panel(at / WORDS, panel).wrapping_add(at % WORDS * LANES)
+    }
+
     /// Returns an x of shape `[m, k]` without data, for weights that read x from elsewhere.
     pub fn elsewhere([m, k]: [usize; 2]) -> Self {
         Self { packed: std::ptr::null_mut(), m, k, arithmetic: PhantomData }

@@ -43,14 +43,20 @@ pub unsafe fn product<A: Arithmetic, T: Float>(
 
 /// Whether to interleave the weights and unpack x, instead of the other way round. Words are
 /// interleaved only once, so a factor that is much smaller than the other one should be
-/// interleaved. With tiles, a factor that is stored with k as its first axis (it "lies across")
-/// should also be interleaved, because its rows would have to be transposed before they are
-/// unpacked. Without tiles, weights that lie across are interleaved too if x lies across or has at
-/// least [`BLOCK_ROWS`] rows: to unpack them again for each block of x would take longer, and the
-/// sums would need a transpose.
+/// interleaved.
+///
+/// With tiles, a factor that is stored with k as its first axis (it "lies across") should also be
+/// interleaved, because its rows would have to be transposed before they are unpacked. If both
+/// factors lie across, the weights are interleaved, so that the sums need no transpose, unless the
+/// weights have more than twice as many rows as x.
+///
+/// Without tiles, weights that lie across are interleaved too if x lies across or has at least
+/// [`BLOCK_ROWS`] rows: to unpack them again for each block of x would take longer, and the sums
+/// would need a transpose.
 fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
     match in_tiles {
-        true if x_across || w_across => !x_across,
+        true if x_across && w_across => n <= 2 * m,
+        true if x_across || w_across => w_across,
         true => 4 * n <= m,
         false => 4 * n <= m || w_across && (x_across || m >= BLOCK_ROWS),
     }

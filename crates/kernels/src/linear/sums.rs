@@ -8,8 +8,8 @@ use super::arithmetic::Arithmetic;
 
 /// The number of words of a row in a tile of weights. `k` is split into blocks of this many words.
 pub const WORDS: usize = 512;
-/// The number of words in a block of dense weights without tile instructions. These blocks are
-/// shorter than [`WORDS`], so that twice as many rows of x stay in the second-level cache.
+/// The number of words in a block of dense weights. These blocks are shorter than [`WORDS`], so that
+/// twice as many rows of x stay in the second-level cache.
 pub(super) const SHORT: usize = WORDS / 2;
 /// How many words ahead the products prefetch x.
 const AHEAD: usize = 16;
@@ -26,9 +26,11 @@ pub const EXTRA: usize = 128;
 pub const STRIDE: usize = WORDS + EXTRA + LANES;
 /// The number of rows of x in a block.
 pub(super) const BLOCK_ROWS: usize = 256;
+/// Whether blocks may be large. The sums of a block are on the stack, and a thread on macOS has a
+/// stack of only 512 KB.
+pub(super) const LARGE: bool = cfg!(all(target_arch = "x86_64", not(target_vendor = "apple")));
 /// The largest number of rows of x in a block, used with tile instructions and for dense weights.
-/// Outside x86-64 the number is smaller, because a thread on macOS has a stack of only 512 KB.
-pub(super) const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 512 } else { BLOCK_ROWS };
+pub(super) const MOST_ROWS: usize = if LARGE { 512 } else { BLOCK_ROWS };
 /// The distance in words from the sums of one column of a block to the sums of the next column.
 /// Like [`STRIDE`], it is an odd number of cache lines.
 pub const SUMS: usize = MOST_ROWS + LANES;
@@ -136,11 +138,6 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
     // SAFETY: the panels and the tile hold `words` words of each row, and `sums` has room for the
     // sums of each row.
     unsafe {
-        if at == 0 {
-            for r in 0..TILE_ROWS {
-                sums.add(r * SUMS).write_bytes(0, TILE_PANELS * LANES);
-            }
-        }
         if whole > 0 {
             V::add_tiles_bf16(&TileProduct {
                 w,
@@ -150,9 +147,11 @@ pub(super) unsafe fn tile_products<V: F32x16, A: Arithmetic>(
                 step: LANES,
                 sums,
                 sums_stride: SUMS,
+                fresh: at == 0,
             });
         }
-        if whole < words {
+        // Without words, the loop writes zeros.
+        if whole < words || words == 0 {
             let x = [x[0].add(whole * LANES), x[1].add(whole * LANES)];
             let rest = Pass { x, panel, at: at + whole, words: words - whole };
             for r in (0..TILE_ROWS).step_by(TILE_ROWS / 4) {

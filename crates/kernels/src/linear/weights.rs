@@ -48,7 +48,8 @@ pub trait Weights<A: Arithmetic>: Sync {
     const DENSE: bool = false;
 
     /// Writes the elements `k..k + len` of the rows `row..row + rows` to `out`, one row every
-    /// `stride` factors. `k` is a multiple of 512, and `rows <= 16`.
+    /// `stride` factors. `k` is a multiple of 512, and `rows <= 16`, or at most 32 if the weights
+    /// [lie across](Self::lie_across).
     ///
     /// # Safety
     /// The rows and elements are readable, and `out` has room for them.

@@ -302,7 +302,6 @@ impl Weights<InF32> for Bytes<'_> {
         unsafe {
             for start in (0..words).step_by(per_group) {
                 let group = at % WORDS / per_group + start / per_group;
-                totals.write_bytes(0, TILE_ROWS * WIDTH);
                 V::add_tiles_bytes(&TileProduct {
                     w: tile.add(group * per_group),
                     w_stride: STRIDE,
@@ -311,6 +310,7 @@ impl Weights<InF32> for Bytes<'_> {
                     step: self.step(),
                     sums: totals,
                     sums_stride: WIDTH,
+                    fresh: true,
                 });
                 let index = (at + start) / per_group;
                 for p in 0..TILE_PANELS {

@@ -210,6 +210,7 @@ impl Codes<'_> {
                     step: self.step(),
                     sums: totals.add(g * TILE_ROWS * WIDTH),
                     sums_stride: WIDTH,
+                    fresh: true,
                 });
                 for (of_x, panel) in of_x.iter_mut().zip(panels) {
                     *of_x = V::load(self.x.sums(panel, index + g));

@@ -81,12 +81,19 @@ pub struct TileProduct {
     /// rows.
     pub sums: *mut f32,
     pub sums_stride: usize,
+    /// Whether the sums start at zero. Otherwise the products are added to the sums in memory.
+    pub fresh: bool,
 }
 
 impl TileProduct {
     /// Calls `add` for each tile and sum, with the pairs of words to multiply for this sum.
     #[inline(always)]
     fn each(&self, mut add: impl FnMut(*mut f32, &mut dyn Iterator<Item = (u32, u32)>)) {
+        for row in 0..if self.fresh { TILE_ROWS } else { 0 } {
+            let sums = self.sums.wrapping_add(row * self.sums_stride);
+            // SAFETY: the callers of the functions below vouch for the sums.
+            unsafe { sums.write_bytes(0, TILE_PANELS * LANES) };
+        }
         for start in (0..self.words).step_by(self.step) {
             for row in 0..TILE_ROWS {
                 for lane in 0..TILE_PANELS * LANES {
@@ -131,13 +138,10 @@ impl TileProduct {
     pub unsafe fn of_pieces(&self) {
         // SAFETY: the caller upholds the contract.
         unsafe {
-            for row in 0..TILE_ROWS {
-                self.sums.add(row * self.sums_stride).write_bytes(0, TILE_PANELS * LANES);
-            }
             for at in (0..self.words * PIECES).step_by(self.step) {
                 let w = self.w.add(at / self.step / PIECES * self.step);
                 let x = self.x.map(|x| x.wrapping_add(at * LANES));
-                Self { w, x, words: self.step, ..*self }.add_bf16();
+                Self { w, x, words: self.step, fresh: at == 0, ..*self }.add_bf16();
             }
         }
     }

@@ -68,28 +68,51 @@ struct Layout {
     rows: [u8; 16],
 }
 
-/// Multiplies two tiles of weights by the tiles of two panels (sixteen rows each) of x. Adds the
-/// four products to sums in tile registers. `$line` are the byte offsets of the cache lines to
-/// prefetch in each panel's next tile.
-macro_rules! add {
-    ($dot:literal, [$($line:literal)*], $product:expr) => {{
-        const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
-        let TileProduct { w, w_stride, x, words, step, sums, sums_stride } = *$product;
-        let next_w = w.wrapping_add(LANES * w_stride);
-        let next_sums = sums.wrapping_add(LANES * sums_stride);
+/// Moves the four tiles of sums of a product between memory and tile registers 0 to 3. `$line` are
+/// the instructions. The compiler does not use tile registers, so they keep the sums until the next
+/// `asm!` block.
+macro_rules! move_sums {
+    ($product:expr, [$($line:literal)*]) => {
         asm!(
-            "tileloadd tmm0, [{sums} + {sums_bytes}]",
-            "tileloadd tmm1, [{sums} + {sums_bytes} + 64]",
-            "tileloadd tmm2, [{next_sums} + {sums_bytes}]",
-            "tileloadd tmm3, [{next_sums} + {sums_bytes} + 64]",
+            $($line,)*
+            sums = in(reg) $product.sums,
+            next_sums = in(reg) $product.sums.wrapping_add(LANES * $product.sums_stride),
+            sums_bytes = in(reg) size_of::<f32>() * $product.sums_stride,
+            options(nostack),
+        )
+    };
+}
+
+/// Multiplies two tiles of weights by the tiles of two panels (sixteen rows each) of x. Adds the
+/// four products to sums in tile registers. `$ahead` are instructions that prefetch memory.
+macro_rules! add {
+    ($dot:literal, [$($ahead:literal)*], $product:expr) => {{
+        const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
+        let TileProduct { w, w_stride, x, words, step, sums, sums_stride, fresh } = *$product;
+        if fresh {
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                options(nostack),
+            );
+        } else {
+            move_sums!($product, [
+                "tileloadd tmm0, [{sums} + {sums_bytes}]"
+                "tileloadd tmm1, [{sums} + {sums_bytes} + 64]"
+                "tileloadd tmm2, [{next_sums} + {sums_bytes}]"
+                "tileloadd tmm3, [{next_sums} + {sums_bytes} + 64]"
+            ]);
+        }
+        asm!(
             "2:",
             "tileloadd tmm4, [{w} + {w_bytes}]",
-            "tileloadd tmm6, [{x} + {line}]",
-            "tileloadd tmm7, [{next_x} + {line}]",
-            concat!($("prefetcht0 [{x} + {x_bytes} + ", $line, "]\n"),*),
+            "tileloaddt1 tmm6, [{x} + {line}]",
+            "tileloaddt1 tmm7, [{next_x} + {line}]",
             concat!($dot, " tmm0, tmm4, tmm6"),
             "tileloadd tmm5, [{next_w} + {w_bytes}]",
-            concat!($("prefetcht0 [{next_x} + {x_bytes} + ", $line, "]\n"),*),
+            concat!($($ahead, "\n"),*),
             concat!($dot, " tmm1, tmm4, tmm7"),
             concat!($dot, " tmm2, tmm5, tmm6"),
             concat!($dot, " tmm3, tmm5, tmm7"),
@@ -97,17 +120,13 @@ macro_rules! add {
             "lea {next_w}, [{next_w} + 4*{step}]",
             "add {x}, {x_bytes}",
             "add {next_x}, {x_bytes}",
+            "lea {ahead}, [{ahead} + 2*{sums_bytes}]",
             "sub {words}, {step}",
             "jnz 2b",
-            "tilestored [{sums} + {sums_bytes}], tmm0",
-            "tilestored [{sums} + {sums_bytes} + 64], tmm1",
-            "tilestored [{next_sums} + {sums_bytes}], tmm2",
-            "tilestored [{next_sums} + {sums_bytes} + 64], tmm3",
-            sums = in(reg) sums,
-            next_sums = in(reg) next_sums,
+            ahead = inout(reg) sums.wrapping_add(TILE_PANELS * LANES) => _,
             sums_bytes = in(reg) size_of::<f32>() * sums_stride,
             w = inout(reg) w => _,
-            next_w = inout(reg) next_w => _,
+            next_w = inout(reg) w.wrapping_add(LANES * w_stride) => _,
             w_bytes = in(reg) size_of::<f32>() * w_stride,
             x = inout(reg) x[0] => _,
             next_x = inout(reg) x[1] => _,
@@ -117,6 +136,12 @@ macro_rules! add {
             words = inout(reg) words => _,
             options(nostack),
         );
+        move_sums!($product, [
+            "tilestored [{sums} + {sums_bytes}], tmm0"
+            "tilestored [{sums} + {sums_bytes} + 64], tmm1"
+            "tilestored [{next_sums} + {sums_bytes}], tmm2"
+            "tilestored [{next_sums} + {sums_bytes} + 64], tmm3"
+        ]);
     }};
 }
 
@@ -245,9 +270,9 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Treats subnormal numbers as zero. Panels come from the second-level cache and are
-    /// prefetched. The prefetches make products 2 % slower if one thread runs on a core, and 10 to
-    /// 20 % faster if two threads share it.
+    /// Treats subnormal numbers as zero. The weights stay in the level-one cache, and x, which comes
+    /// from the second-level cache, does not replace them (`tileloaddt1`). The sums of the next two
+    /// panels, which a caller usually adds to next, are prefetched.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
         // SAFETY: the caller upholds the contract, and the level is `Amx`. No other code uses the
@@ -255,7 +280,12 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         unsafe {
             add!(
                 "tdpbf16ps",
-                [0 64 128 192 256 320 384 448 512 576 640 704 768 832 896 960],
+                [
+                    "prefetchw [{ahead}]"
+                    "prefetchw [{ahead} + 64]"
+                    "prefetchw [{ahead} + {sums_bytes}]"
+                    "prefetchw [{ahead} + {sums_bytes} + 64]"
+                ],
                 product
             )
         }
@@ -264,7 +294,7 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
     #[inline(always)]
     unsafe fn tiles_of_pieces(product: &TileProduct) {
         const _: () = assert!(PIECES == 3);
-        let TileProduct { w, w_stride, x, words, step, sums, sums_stride } = *product;
+        let TileProduct { w, w_stride, x, words, step, sums, sums_stride, .. } = *product;
         // SAFETY: as in `add_tiles_bf16`.
         unsafe {
             asm!(
