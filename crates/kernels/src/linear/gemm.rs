@@ -24,8 +24,8 @@ pub use super::weights::{Extents, Places, Weights};
 /// The number of rows of weights in a block.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// The largest number of rows of weights in a block, used with tile instructions. Each block reads x
-/// from beyond the second-level cache, so larger blocks read x fewer times in all.
+/// The largest number of rows of weights in a block, used with tile instructions. Each block reads
+/// x from beyond the second-level cache, so larger blocks read x fewer times in all.
 const MOST_COLUMNS: usize = if LARGE { 16 * TILE_ROWS } else { BLOCK_COLUMNS };
 /// The number of rows of weights in a block of dense weights, without tile instructions.
 const DENSE_COLUMNS: usize = if LARGE { MOST_COLUMNS / 2 } else { BLOCK_COLUMNS };

@@ -8,8 +8,8 @@ use super::arithmetic::Arithmetic;
 
 /// The number of words of a row in a tile of weights. `k` is split into blocks of this many words.
 pub const WORDS: usize = 512;
-/// The number of words in a block of dense weights. These blocks are shorter than [`WORDS`], so that
-/// twice as many rows of x stay in the second-level cache.
+/// The number of words in a block of dense weights. These blocks are shorter than [`WORDS`], so
+/// that twice as many rows of x stay in the second-level cache.
 pub(super) const SHORT: usize = WORDS / 2;
 /// How many words ahead the products prefetch x.
 const AHEAD: usize = 16;

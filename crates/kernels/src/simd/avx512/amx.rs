@@ -270,9 +270,9 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Treats subnormal numbers as zero. The weights stay in the level-one cache, and x, which comes
-    /// from the second-level cache, does not replace them (`tileloaddt1`). The sums of the next two
-    /// panels, which a caller usually adds to next, are prefetched.
+    /// Treats subnormal numbers as zero. The weights stay in the level-one cache, because x, which
+    /// comes from the second-level cache, does not replace them (`tileloaddt1`). The sums of the
+    /// next two panels are prefetched, since the caller usually adds to them next.
     #[inline(always)]
     unsafe fn add_tiles_bf16(product: &TileProduct) {
         // SAFETY: the caller upholds the contract, and the level is `Amx`. No other code uses the
