@@ -54,8 +54,8 @@ fn main() -> Result<()> {
     if cuda::is_on() { link_for_cuda(&root, &mlx) } else { Ok(()) }
 }
 
-/// Returns a hash of the kernels and of the code that dispatches them. The CPU kernels are missing
-/// in a package, because they are another crate.
+/// Returns a hash of the kernels and of the code that dispatches them. In a package from crates.io,
+/// the hash leaves out the CPU kernels, because they are another crate.
 fn kernels_hash(root: &Path) -> Result<String> {
     let folders = ["metal", "cpp/ops", "crates/kernels/src"].map(|folder| root.join(folder));
     let mut left: Vec<_> = folders.into_iter().filter(|folder| folder.is_dir()).collect();

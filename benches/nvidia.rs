@@ -129,9 +129,9 @@ fn packed(n: i32, k: i32, bits: i32) -> Result<Vec<QuantizedWeight>> {
     (0..count.clamp(MATRICES, 8 * MATRICES)).map(one).collect()
 }
 
-/// Products of a few rows with packed weights. In a chain, every input must have the same length.
-/// So a step cuts a result that is too long, and a step whose first result is too short computes a
-/// second product.
+/// Products of a few rows with packed weights. In a chain, the result of a step is the input of the
+/// next step, so it must have the length of the input. Therefore some steps cut the result of a
+/// product, and others compute a second product that has this length.
 fn products() -> Result<Vec<Work>> {
     let squares = [(4096, 4), (4096, 8), (2048, 4), (2048, 8)];
     let pairs = [(14_336, 4096, 4), (14_336, 4096, 8), (8192, 2048, 4), (1024, 4096, 4)];
@@ -210,7 +210,7 @@ fn decoded(llama: &Llama, tokens: usize) -> Result<f64> {
     let mut next = Array::from_slice(&[1u32], [1, 1])?;
     let start = Instant::now();
     for _ in 0..tokens {
-        // The GPU computes the next token while the program waits for `next`, the token before it.
+        // The GPU computes the token `after` while the program waits for `next`, the token before.
         let after = llama.forward(&next.reshape([1, 1])?, &mut cache)?.argmax(-1)?;
         async_eval([&after])?;
         next.eval()?;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Compares decoding with llama.cpp's on a machine whose speed changes from second to second.
 
-Our model, llama.cpp's and a loop that reads memory keep what they hold, and take turns of seconds:
-signals stop two while the third runs. So all three meet the same neighbors. Prints a table of tokens a
-second and of the shares of the read bandwidth. Needs what run.py needs, and memory for both models.
+Three programs stay loaded and take turns of seconds: our model, llama.cpp's, and a loop that reads
+memory. Signals stop two of them while the third runs, so other programs slow all three alike.
+Prints a table of the tokens per second, and of the fraction of the read bandwidth that each model
+uses. Needs everything that run.py needs, and memory for both models.
 """
 
 import argparse

@@ -251,8 +251,8 @@ def busy_seconds():
 
 
 def load_before():
-    """Returns the number of cores that other programs keep busy. They slow peers whose threads spin
-    most."""
+    """Returns the number of cores that other programs keep busy. This slows some peers more than
+    others, most of all the peers whose threads spin."""
     start, before = time.monotonic(), busy_seconds()
     if before is None:
         load = os.getloadavg()[0]

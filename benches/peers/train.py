@@ -4,9 +4,10 @@
     benches/peers/train.py   # f32 and 4 bits, small
     benches/peers/train.py --config benches/peers/llama-1b.json --columns 512 # 4 bits, 1.1 B
 
-A round runs each program once, in a process of its own: a step that does not count, then --steps
-others. PyTorch has no packed weights, and trains beside the plain ones. The table has the medians of
-the rounds. Needs mlx-lm, numpy and, for its row, torch in the Python that runs this.
+A round runs each program once, in a separate process: first a step that does not count, and then
+--steps others. PyTorch has no packed weights, so it always trains with float weights. The table has
+the medians of the rounds. Needs mlx-lm and numpy in the Python that runs this, and torch for the
+row of PyTorch.
 """
 
 import argparse

@@ -97,7 +97,7 @@ Handle binary(BinaryOp op, const MlxArray& a, const MlxArray& b) {
 Handle reduce(ReduceOp op, const MlxArray& input, Ints axes, bool keepdims) {
   auto s = here();
   auto over = to_ints(axes);
-  // If there are no axes to reduce and the array is not row-contiguous, MLX iterates with an
+  // If an array is not row-contiguous and the reduced axis has length 0, MLX iterates with an
   // uninitialized shape and strides (docs/upstream, section 7).
   mx::array a = input;
   if (a.size() == 0) a = mx::contiguous(a, false, s);

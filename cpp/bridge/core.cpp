@@ -107,7 +107,7 @@ rust::String library_version() {
   return mx::version();
 }
 
-/** Refuses widths below 1, with which evaluations never end. MLX reads words as the number 0. */
+/** Refuses widths below 1, with which evaluations never end. MLX reads text without digits as 0. */
 static void check_width() {
   static const char* width = std::getenv("MLX_BFS_MAX_WIDTH");
   static const bool usable = width == nullptr || std::atoi(width) > 0;

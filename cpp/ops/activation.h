@@ -15,7 +15,8 @@ mx::array affine(
     const mx::array& x, const mx::array& scale, const mx::array& shift, mx::StreamOrDevice s = {});
 
 /**
- * The gradient for x of an activation of one input, or of none, given the gradient of the result.
+ * The gradient of x, given the gradient g of the result of an activation of one input. For
+ * ACTIVATION_NONE, this is g.
  */
 mx::array activation_gradient(
     ActivationKind kind, const mx::array& x, const mx::array& g, mx::StreamOrDevice s = {});

@@ -66,8 +66,9 @@ Arrays dequantizing_composition(const mx::array& ours);
 constexpr uint64_t FEW_QUERY_SPLIT_KEYS = 128;
 
 /**
- * Whether few rows of queries can use the kernel for NVIDIA GPUs. It requires 16-bit types, keys
- * and values that are not quantized, and arrays in which every row is aligned to loads of 16 bytes.
+ * Whether few rows of queries can use the kernel for NVIDIA GPUs. It requires heads of 64, 128 or
+ * 256 features, 16-bit types, keys and values that are not quantized, and arrays in which every row
+ * is aligned to loads of 16 bytes.
  */
 bool takes_few_queries(
     const AttentionParams& params,

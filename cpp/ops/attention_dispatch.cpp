@@ -65,8 +65,8 @@ void plan_splits(AttentionParams& params, uint32_t itemsize, RowOrder order, uin
     params.before = params.first / params.chunk % SIMD_WIDTH;
     params.first = params.first / params.chunk * params.chunk;
     auto keys = uint64_t{std::max(params.end, params.first + 1)} - params.first;
-    // In these orders, the kernel that combines splits always adds the sinks, so there are at least
-    // two splits.
+    // In these orders, the kernel that combines splits always adds the sinks. It runs only if there
+    // are at least two splits.
     uint64_t least = params.has_sinks ? 2 : 1;
     params.splits = static_cast<uint32_t>(std::max(ceil_div(keys, params.chunk), least));
     return;

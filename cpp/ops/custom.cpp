@@ -151,8 +151,8 @@ Binding binding_of(const bridge::CustomBinding& from, const Arrays& inputs, cons
 std::vector<Dispatch> Custom::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   std::vector<Dispatch> all;
-  // All libraries share ownership of the vector, because a Box cannot be moved out of Rust's
-  // vector.
+  // The vector holds the library of each launch in a Box, which cannot be moved out of it. So each
+  // CustomLibrary keeps the whole vector alive.
   auto launches = std::make_shared<rust::Vec<bridge::CustomLaunch>>(
       bridge::custom_launches(**op_, inputs, outputs, max_threads));
   for (const auto& launch : *launches) {

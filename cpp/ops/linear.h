@@ -46,8 +46,9 @@ mx::array sum_of_rows(const mx::array& x, mx::Stream s);
 
 /**
  * silu(y * gate^T) * (y * up^T) of x, gate, up and the weight of a norm, where y is the RMS
- * normalization of x. One kernel computes it for one row of 16 bits in the order of tokens, on
- * NVIDIA GPUs; otherwise there is no result. The bits are equal to the bits of the separate ops.
+ * normalization of x. Builds a node only for a single row of 16-bit numbers, in `RowOrder::tokens`,
+ * without gradients, on an NVIDIA GPU, and if k is a multiple of 8. Otherwise returns nothing. The
+ * result has the same bits as the separate ops.
  */
 std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevice s = {});
 

@@ -99,8 +99,8 @@ Arrays LoraLinear::vjp(
     const Arrays& outputs) {
   for (int argnum : argnums) {
     if (argnum >= static_cast<int>(BASE)) {
-      // Gradients of the base weights use the composition, because a faster form would rarely help:
-      // the base is usually frozen.
+      // If a gradient of the base weights is wanted, all gradients come from the composition. A
+      // faster form would rarely help, because the base is usually frozen.
       return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
     }
   }

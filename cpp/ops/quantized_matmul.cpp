@@ -289,7 +289,7 @@ Launch plan(
     uint32_t simds = std::min<uint32_t>(small ? 4 : 8, max_threads / SIMD_WIDTH);
     columns = simds * quantized_rows(rows) / (params.swiglu ? 2 : 1);
     threads = simds * SIMD_WIDTH;
-    // Threadgroup memory holds the values of x, padded to QUANTIZED_STEP, and each lane's sum.
+    // Threadgroup memory: padded values of x, sums of QUANTIZED_VALUES of them, the norm's numbers.
     uint64_t axis = ceil_div(params.axis, QUANTIZED_STEP) * QUANTIZED_STEP;
     uint64_t staged = rows * std::min<uint64_t>(axis, QUANTIZED_STAGED / (rows * element_bytes));
     uint64_t sums = staged / QUANTIZED_VALUES + QUANTIZED_BAND + SIMD_WIDTH;

@@ -34,8 +34,8 @@ struct Rotation {
 /**
  * Copies qkv [batch, time, (heads + 2 * kv_heads) * head_dim] into the state. Queries and keys are
  * rotated; their first position is `offset`. Keys and values go to consecutive slots of the state
- * that begin at `slots`, or at `offset` without `slots`. If the step has too many positions for the
- * state's query area, the queries are not stored.
+ * that begin at `slots`, or at `offset` without `slots`. Queries go to the query area, the rows of
+ * the state before the first key. If the step has too many positions for it, they are not stored.
  */
 mx::array rope_append(
     const mx::array& state,

@@ -61,8 +61,8 @@ struct Exactly {
 /**
  * Calls MLX's scaled_dot_product_attention. Its last arguments depend on the version, so this uses
  * the first form below that compiles. In 0.32.3, `force_fused` comes before the stream. 0.32.5 also
- * has a sliding window, but no release shows its position and type yet. This is a template, so that
- * the compiler discards the forms that MLX lacks.
+ * has a sliding window. No release shows its position and type yet, so several forms try them. This
+ * is a template, so that the compiler discards the forms that MLX lacks.
  */
 template <typename Stream>
 mx::array built_in_attention(

@@ -256,10 +256,11 @@ void allocate(mx::array& out) {
     out.set_data(allocate(out.nbytes()));
     return;
   }
-  // MLX's CPU buffers begin 8 or 24 bytes after a cache line boundary. In such a buffer, every load
-  // or store of 64 bytes accesses two cache lines, and stores cannot bypass the cache. In
-  // measurements of large arrays, loads stalled if the output began further into its page than the
-  // inputs, most likely because of earlier stores with the same offset within a page.
+  // MLX's CPU buffers begin 8 bytes after a multiple of 16 (large ones 8 or 24 bytes after a cache
+  // line boundary). In such a buffer, every load or store of 64 bytes accesses two cache lines, and
+  // stores cannot bypass the cache. In measurements of large arrays, loads stalled if the output
+  // began further into its page than the inputs, most likely because of earlier stores with the
+  // same offset within a page.
   auto boundary = out.nbytes() < large_array ? line : page;
   out.set_data(allocate(out.nbytes() + boundary));
   auto beyond = reinterpret_cast<uintptr_t>(out.data<char>()) % boundary;

@@ -23,8 +23,9 @@ pub enum Check {
     /// kind [`Input::Float`](crate::Input::Float): in each input alone, and in all inputs together.
     Jvp,
     /// Compares `vmap` with a loop. The mapped axis is either an additional axis or a short axis of
-    /// a case. An additional axis is inserted at each position of each input, and into every
-    /// combination of inputs.
+    /// a case. An additional axis is inserted at each position of each input, and into several
+    /// inputs together: into every set of inputs if the op has at most five, otherwise into all of
+    /// them.
     Vmap,
     /// Compares the values of the compiled op with its values outside of `compile`, bit for bit.
     Compile,

@@ -1,6 +1,7 @@
-//! Handles Ctrl-C and SIGTERM. After the first signal, the command ends in an orderly way. A second
-//! signal ends it at once. While a command loads a model or splits a long prompt into tokens, it
-//! may not notice the first signal. Then this module ends the command after two seconds.
+//! Handles Ctrl-C and SIGTERM. In a command that calls [`handle`], the first signal ends the
+//! command in an orderly way, or at once if there are several ranks. A second signal ends it at
+//! once. While a command loads a model or splits a long prompt into tokens, it may not notice the
+//! first signal. Then this module ends the command after almost two seconds.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +46,7 @@ pub fn end_at_once() -> Result<()> {
     on_ctrl_c(|| end(INTERRUPTED))
 }
 
-/// Runs `handler` on a separate thread at each Ctrl-C.
+/// Runs `handler` on a separate thread at each Ctrl-C, SIGTERM or SIGHUP.
 pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
     ctrlc::set_handler(handler).map_err(|error| match error {
         ctrlc::Error::System(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {
@@ -59,8 +60,8 @@ pub fn on_ctrl_c(handler: impl FnMut() + 'static + Send) -> Result<()> {
     })
 }
 
-/// Makes SIGTERM end the process at once. In a conversation, Ctrl-C only ends an answer, but
-/// SIGTERM ends the command.
+/// Makes SIGTERM end the process at once. `chat` calls this after [`on_ctrl_c`]: during an answer,
+/// Ctrl-C ends only the answer, but SIGTERM ends the command.
 pub fn end_when_terminated() {
     #[cfg(unix)]
     {

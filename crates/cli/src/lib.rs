@@ -1,6 +1,6 @@
 //! The `mlx-primitives` command. It writes the result to stdout and everything else to stderr. The
-//! exit status is 0, 1 (failed) or 2 (bad usage). If the reader of stdout closes it, as `head`
-//! does, the command ends without an error and with status 0.
+//! exit status is 0, 1 (failed), 2 (bad usage) or 130 (interrupted). If the reader of stdout closes
+//! it, as `head` does, the command ends without an error and with status 0.
 //!
 //! Only `main.rs` uses this library. The code is not in the program itself, because cargo compiles
 //! a program only after all crates that it depends on. A library compiles at the same time as other

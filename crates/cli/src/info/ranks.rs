@@ -96,8 +96,8 @@ fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     Ok(all)
 }
 
-/// Returns the seconds for the exchanges of a token. In an exchange, each rank sends its part to
-/// all other ranks at the same time.
+/// Returns the seconds for the exchanges of a token. In an exchange of `gather`, each rank sends
+/// its part to all other ranks at the same time.
 fn time_of(link: Link, exchanges: u64, sent: u64) -> f64 {
     exchanges as f64 * link.latency + sent as f64 / link.bandwidth
 }

@@ -38,8 +38,8 @@ pub enum Size {
     Decode,
     /// A prompt.
     Prefill,
-    /// A prompt for which there is no chain. Either the op's result cannot be its next input, or
-    /// MLX's built-ins would take many seconds in a chain.
+    /// One token or a prompt, without a case for a chain. Either the op's result cannot be its next
+    /// input, or MLX's built-ins would take many seconds in a chain.
     Wide,
     /// Larger than the caches.
     Large,
@@ -201,8 +201,8 @@ impl Case<'_> {
             range.start + (range.end - range.start) * (state >> 8) as f32 / (1 << 24) as f32
         });
         let numbers: Vec<f32> = numbers.take(count).collect();
-        // Rust converts the numbers, because MLX's conversion would put the result into small
-        // pages.
+        // Rust converts the numbers. `from_slice` puts large arrays into large pages, but MLX's
+        // conversion would put its result into small pages.
         let array = match self.dtype {
             Dtype::Float16 => Array::from_slice(&Vec::<f16>::from_f32_slice(&numbers), shape),
             Dtype::Bfloat16 => Array::from_slice(&Vec::<bf16>::from_f32_slice(&numbers), shape),

@@ -23,7 +23,7 @@ pub enum Form {
 /// Formats each row as soon as it is measured. All rows of an op must come one after another.
 pub struct Writer {
     form: Form,
-    /// The length of the longest shape of each op.
+    /// For each op, the number of characters of its longest shape.
     widths: HashMap<&'static str, usize>,
     rows: usize,
     op: Option<&'static str>,
