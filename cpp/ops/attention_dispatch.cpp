@@ -336,8 +336,8 @@ std::vector<Dispatch> AttentionGrad::dispatches(
   uint32_t most = attention_grad_simds(features * itemsize);
   uint32_t simds = std::min(most, whole_simds(attention_op, max_threads) / SIMD_WIDTH);
   auto rows = grid_count(attention_op, "rows", uint64_t{params.group} * params.queries);
-  // A threadgroup keeps its rows of `arrays` arrays in threadgroup memory. It loads the rows of the
-  // other arrays tile by tile.
+  // A threadgroup computes a block of rows. For `arrays` of its inputs, it keeps these rows in
+  // threadgroup memory. It loads the other inputs tile by tile.
   auto launch = [&](const char* kind, uint32_t count, uint32_t arrays) -> Launch {
     uint32_t held = (most + arrays * simds) * ATTENTION_FRAGMENT;
     return {
