@@ -25,8 +25,8 @@ class Test:
 
 
 def tests(quick, curves=False):
-    """Returns the tests to run. There are fewer if `quick` is set, or `curves`, which stands for a run
-    with several numbers of threads. The result of a process is the median of its repetitions."""
+    """Returns the tests to run. There are fewer if `quick` is set, or `curves`, which means several
+    numbers of threads. The result of a process is the median of its repetitions."""
     if curves and not quick:
         return [
             Test("decode", "decode", generation=32, context=128, repetitions=3),
