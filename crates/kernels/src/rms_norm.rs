@@ -91,7 +91,8 @@ pub(super) unsafe fn inverse_rms<V: F32x16, T: Float>(x: *const T, axis: usize, 
     // SAFETY: the caller upholds the contract.
     let mean = unsafe { fold_row::<V, T, Squares>(Squares, x, axis) } * reciprocal;
     let inverse = 1.0 / (mean + eps).sqrt();
-    // `round_number` accepts only the standard NaN, but a NaN in `eps` could produce another one.
+    // `round_number` accepts only NaNs that were loaded from the element type or that arithmetic
+    // produced. A NaN in `eps` may have other bits.
     if inverse.is_nan() { f32::NAN } else { inverse }
 }
 

@@ -1,9 +1,9 @@
 //! Decodes packed weights.
 //!
 //! A row is a little-endian stream of `BITS`-bit codes. A chunk is sixteen lanes of complete
-//! weights. A lane has 32 bits. If codes would straddle 32-bit words, a lane has as many codes as
-//! fit in 24 bits (four 5-bit codes take only 20 bits). Lane l of a chunk holds weights
-//! `l * PER_LANE ..`, lowest bits first.
+//! weights. In memory, a lane takes 32 bits if no code straddles 32-bit words. Otherwise it is as
+//! many codes as fit in 24 bits (four 5-bit codes take only 20 bits). Lane l of a chunk holds
+//! weights `l * PER_LANE ..`, lowest bits first.
 
 use crate::element::{Element, F16, Float, with_element};
 use crate::simd::{F32x16, LANES};
@@ -44,7 +44,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
     /// Whether a group also has a bias, and its scale has the element type of the call.
     const AFFINE: bool;
-    /// The smallest number of weights in a group.
+    /// The smallest number of weights in a group, except in K-quants of six bits (16 weights).
     #[cfg(target_arch = "x86_64")]
     const LEAST_GROUP: usize = 32;
     /// The number of weights in a lane.

@@ -28,10 +28,11 @@ use rounded::{BYTES, GROUPS, Rounded, scaled};
 
 /// Whether a call can use products of bytes and saves time with them. `Mxfp8` cannot, since 8-bit
 /// floats are not integers. `Nvfp4` cannot, since a tile has room for the scales of groups of 16,
-/// but not for biases too. Sums of sixteen bits hold products with weights of at most six bits.
-/// Where tile instructions multiply bf16, bytes are not faster, because their sums are stored and
-/// scaled at the end of each group. With groups of 128, products of bytes took as long as exact
-/// products for 128 rows, and longer for 512 rows. Shorter groups end more often.
+/// but not for biases too. If a CPU adds up products of bytes in sums of sixteen bits, weights can
+/// have at most six bits, since products with larger weights would overflow. Where tile
+/// instructions multiply bf16, bytes are not faster, because their sums are stored and scaled at
+/// the end of each group. With groups of 128, products of bytes took as long as exact products for
+/// 128 rows, and longer for 512 rows. Shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     let bytes = machine.level.dots_bytes();
@@ -126,7 +127,8 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
             most = most.max(T::load::<V>(x.add(at)).abs());
         }
         let most = most.reduce_max();
-        // The smallest numbers, whose inverse would be infinite, become zero.
+        // If the largest magnitude is so small that the quotient is infinite, the largest float
+        // takes its place. Then the bytes are smaller than 127, or zero.
         let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
         for at in (0..group).step_by(LANES) {
             let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();

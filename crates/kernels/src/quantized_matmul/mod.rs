@@ -101,9 +101,9 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     }
     let half = call.element == Element::BF16 && machine.level.dots_bf16() && !blocks;
     // A band is a group of rows of x whose cache lines alternate in memory. Portable code
-    // (`Level::Scalar`) multiplies one row at a time, so it uses no bands. bf16 uses no bands if
-    // there are at most four rows, which share each row of weights while it is decoded in
-    // registers, or if four rows fit in the first-level cache.
+    // (`Level::Scalar`) multiplies one row at a time, so it uses no bands. Products of bf16 pairs
+    // (`half`) use no bands if there are at most four rows, which share each row of weights while
+    // it is decoded in registers, or if four rows fit in the first-level cache.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
     let near = call.rows <= 4 || call.axis <= 2048;
     let band = if small || half && near { 1 } else { BAND };
@@ -157,8 +157,8 @@ unsafe fn in_digits<T: Float, F: Format>(
 fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usize>) + Sync)) {
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
     let bytes = products * call.axis * F::BITS as usize / 8;
-    // A core reads about twenty bytes per nanosecond; each further row of x costs half as much as
-    // the first.
+    // A core reads about twenty bytes per nanosecond. Two rows of x cost as much as one, and each
+    // further pair costs half as much.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
     order::follow(machine.pool, call, LANES * work, call.axis * F::BITS as usize / 8);

@@ -11,7 +11,8 @@ use crate::simd::{LANES, prefetch_far};
 /// The number of blocks of sixteen columns that one call of `Kind::multiply` computes. A
 /// call computes several blocks, since the call itself takes about 60 ns (Zen 4).
 pub(super) const BLOCKS: usize = 7;
-/// The largest number of rows of x in any band. The rows of a band are multiplied together.
+/// The largest number of rows of x in any band. One pass over the weights multiplies all rows of a
+/// band.
 pub(super) const MOST_ROWS: usize = 64;
 
 /// One row of weights, and the prepared rows of x.

@@ -15,7 +15,7 @@ use crate::linear::interleaved::{self, Factor, Interleaved, interleaved_across};
 use crate::linear::product::product;
 use crate::simd::{F32x16, LANES};
 
-/// One call. The buffers hold elements of type `element` and are aligned to them.
+/// One call. `x`, `residual` and `out` hold elements of type `element` and are aligned to them.
 #[repr(C)]
 pub struct QuantizedTransposedCall {
     pub element: Element,

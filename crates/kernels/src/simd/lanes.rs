@@ -43,7 +43,7 @@ pub trait Lanes:
     /// Whether a block is one register and there are 32 registers. Then two dozen sums stay in
     /// registers.
     const ONE_REGISTER: bool = false;
-    const SMALL: bool = false; // speed does not matter: kernels take rows one by one
+    const SMALL: bool = false; // whether speed does not matter, so kernels take rows one by one
     /// The type of the registers of a block. The first register has the low lanes.
     type Register: Register;
     /// Sixteen 32-bit integers.
@@ -289,8 +289,8 @@ pub trait Lanes:
         Self::from_bf16(half)
     }
     /// The inverse of [`from_bf16_mixed`](Self::from_bf16_mixed). Rounds to the nearest, ties to
-    /// even. The lower half of a NaN must be zero, as in every NaN that comes from bf16 and
-    /// arithmetic alone.
+    /// even. The lower half of every NaN must be zero, as in NaNs that were loaded from bf16 or
+    /// that arithmetic produced from such values.
     #[inline(always)]
     fn to_bf16_mixed(self) -> Self::Half {
         self.to_bf16()
@@ -349,8 +349,9 @@ pub trait Lanes:
         (sum - Self::splat(INTEGERS), sum)
     }
     /// Returns `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. For n = -190 the
-    /// result is zero, because the product would round to zero. On Intel's processors a block with
-    /// a result that is too small for f32 takes ten times as long.
+    /// factor is an exact zero instead, since the product would round to zero anyway. This saves
+    /// time: on Intel's processors, a product that is too small for f32 makes the multiplication of
+    /// a block take ten times as long.
     #[inline(always)]
     fn scale_by_power(self, _n: Self, sum: Self) -> Self {
         // The lowest bits of the sum are n + 190, the biased exponent of 2^(n + 63). The product

@@ -22,6 +22,7 @@ impl<const N: usize> Lines<N> {
 }
 
 /// Prefetches the cache lines of the `bytes` bytes that start at `from`. Any address is allowed.
+/// Does nothing on processors other than x86-64.
 #[inline(always)]
 pub fn prefetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -36,8 +37,8 @@ pub fn prefetch(from: *const u8, bytes: usize) {
     let _ = (from, bytes);
 }
 
-/// Prefetches only into the second-level cache. So data for later does not evict data in use from
-/// the first-level cache.
+/// Like [`prefetch`], but only into the second-level cache. So data for later does not evict data
+/// in use from the first-level cache.
 #[inline(always)]
 pub fn prefetch_far(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]

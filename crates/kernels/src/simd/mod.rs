@@ -1,7 +1,8 @@
 //! Sixteen-lane vectors, with one implementation for each instruction set (a "level").
 //!
 //! Every level processes blocks of sixteen floats and adds up the lanes of a block in the same
-//! order. So a kernel's result does not depend on the level that ran it.
+//! order. So a kernel's result does not depend on the level that ran it, except where only some of
+//! the levels multiply pairs of bf16, pairs of bytes, or tiles.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -209,7 +209,7 @@ impl<T: Sample> Case<T> {
     }
 
     /// Checks every instruction set with several numbers of threads. Results are close to the
-    /// reference in f64. On one instruction set, every number of threads gives equal results.
+    /// reference in f64. On each instruction set, every number of threads gives equal results.
     fn check(&self, what: &str) {
         let expected = self.reference();
         // The bounds cover f32 errors in dot products with factors up to 2, errors in the weights

@@ -77,8 +77,8 @@ fn check<T: Float>(
                 .chain([65519.996, 65520.0, f32::MAX, -f32::MAX, 1e-45, f32::NAN])
                 .chain([f32::from_bits(0x7fff_ffff), f32::from_bits(0xff80_0001)])
                 .chain([0.0; 8])
-                // Conversion of mixed lanes requires that every NaN comes from the type or from
-                // arithmetic.
+                // `store_mixed` and `round_number` accept only NaNs that were loaded from `T` or
+                // that arithmetic produced, so this replaces other NaNs.
                 .map(|x| if mixed && x.is_nan() { f32::NAN } else { x })
                 .collect();
             let mut patterns: Vec<T> = inputs.iter().map(|_| make(0)).collect();

@@ -155,7 +155,7 @@ fn check_extremes<T: Sample>() {
 
 #[test]
 fn quotients_are_those_of_a_division() {
-    // Elements whose quotients are at or next to n + 1/2, for all possible sizes of scales.
+    // Elements whose quotients are at or next to n + 1/2, for scales from tiny to huge.
     for exponent in (-23..120).step_by(7) {
         let scale = 2f32.powi(exponent) * 1.37;
         let near = |code: f32| [code.next_down(), code, code.next_up()];

@@ -55,7 +55,7 @@ pub struct Config {
     /// have biases. [`has_bias`](Self::has_bias) covers every architecture.
     #[serde(default)]
     pub attention_bias: bool,
-    /// Whether the feed-forward projections have biases, in the architecture `llama`.
+    /// Whether the feed-forward projections have biases, in `llama` and `mistral` models.
     #[serde(default)]
     pub mlp_bias: bool,
     /// The attention of each layer: `full_attention` or `sliding_attention`. `None` means full

@@ -11,15 +11,15 @@ use super::model_type::ModelType;
 /// The values of a key that have no effect. A null value never has an effect.
 #[derive(Clone, Copy)]
 enum Neutral {
-    /// The value is false, 0 or an empty list.
+    /// The value is false, 0, or an empty list or object.
     Off,
-    /// The value is true.
+    /// The value is true or 1.
     On,
     /// The value is this number.
     Number(f64),
     /// The value is at most this number.
     AtMost(f64),
-    /// The value is a list of ones.
+    /// The value is a list whose items are all 1 or true.
     Ones,
     /// The value is one of these strings.
     Text(&'static [&'static str]),

@@ -12,7 +12,8 @@ use super::config_json::short;
 pub enum ModelType {
     /// Has biases and sliding-window layers if the configuration says so.
     Llama,
-    /// Like `Llama`, but every layer sees only the last `sliding_window` positions.
+    /// Like `Llama`, but every layer sees only the last `sliding_window` positions, unless this
+    /// field is null or `layer_types` lists the kinds of layers.
     Mistral,
     /// Has biases for queries, keys and values. With `use_sliding_window`, the layers from
     /// `max_window_layers` on see only the last `sliding_window` positions.
@@ -193,7 +194,8 @@ fn slides_from(
     no_window: bool,
 ) -> Result<Option<i32>> {
     let first = match kind {
-        // In transformers, Llama and Gemma see all positions. In mlx-lm, Llama reads `layer_types`.
+        // In transformers, Llama and Gemma see all positions. In mlx-lm, Llama reads `layer_types`,
+        // so this function leaves the field in Llama's configuration.
         ModelType::Llama => return Ok(None),
         ModelType::Gemma => None,
         ModelType::Mistral => Some(0),

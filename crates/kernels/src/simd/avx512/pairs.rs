@@ -1,4 +1,4 @@
-//! Unpacks numbers of a few bits into pairs of bf16 or into bytes.
+//! Unpacks numbers of a few bits into pairs of bf16 or into bytes, and multiplies pairs of bf16.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;

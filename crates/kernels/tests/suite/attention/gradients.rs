@@ -92,7 +92,7 @@ impl<T: Sample> Case<T> {
     }
 
     /// Checks every instruction set with several numbers of threads. Derivatives are close to f64.
-    /// On one instruction set, every number of threads gives equal derivatives.
+    /// On each instruction set, every number of threads gives equal derivatives.
     fn check_gradients(&self, what: &str) {
         let expected = self.exact_gradients();
         // The bounds cover f32 errors in sums of products of up to 4, the error of the weight in

@@ -9,7 +9,8 @@ fn strides_of_any_kind() {
             case::<f32>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
             case::<Bf16>((1, 4, 2), extents, layout).check(&format!("{extents:?} {layout:?}"));
         }
-        // The views read all arrays backward, and all batch entries share the data of one entry.
+        // The views read queries and keys backward. The values have the usual order, but all batch
+        // entries share the values of one entry.
         let case = case::<f32>((2, 4, 2), extents, (1, 0));
         let backwards = |view: &mut View, floats: usize| {
             view.data = view.data.cast::<f32>().wrapping_add(floats - 1).cast();
