@@ -115,8 +115,7 @@ impl<T: Float> Kernel for Round<'_, T> {
 }
 
 /// Writes a group as signed bytes. Returns the scale of the bytes, and the sum of the bytes times
-/// the scale. If an element is not finite, the scale and the products of the group are not finite
-/// either.
+/// the scale. If an element is not finite, the sum is NaN, and so are the products of the group.
 #[inline(always)]
 unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
     let mut most = V::splat(0.0);

@@ -28,7 +28,8 @@ pub(super) struct Operands<'a> {
     pub step: usize,
     /// Scales are prefetched this many bytes ahead of their loads.
     ahead: usize,
-    /// The blocks of K-quants' scales that are prefetched with each row, and their size in bytes.
+    /// With K-quants, the address of the blocks of scales of a later row, which are prefetched with
+    /// this row, and their size in bytes.
     pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,

@@ -48,8 +48,9 @@ impl RopeFrequencies {
     ///
     /// # Errors
     ///
-    /// Returns an error in these cases: `dims` is odd. The base, a number of the scaling or a
-    /// frequency is not positive and finite. A list of factors does not have `dims / 2` entries.
+    /// Returns an error in these cases: `dims` is odd or below 2, or 2 with dynamic scaling. The
+    /// base, a number of the scaling or a frequency is not positive and finite. A list of factors
+    /// has neither one nor `dims / 2` entries. `high_freq_factor` is not above `low_freq_factor`.
     /// The scaling lacks a number whose default is `limit`, and `limit` is `None`.
     pub fn new(
         dims: i32,
