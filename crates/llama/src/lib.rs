@@ -1,6 +1,6 @@
 //! Llama models and similar architectures on mlx-primitives: loading, text generation and training.
-//! With packed weights, a layer decodes a token in six dispatches, or in seven if attention splits
-//! a long cache.
+//! On a GPU, a layer with packed weights decodes a token in six dispatches, or in seven if
+//! attention splits a long cache.
 //!
 //! A [`Checkpoint`] is loaded from files. It contains a [`Tokenizer`] and a [`Llama`], which has
 //! the weights and the forward pass. [`Llama::generate`] runs the model with a [`Cache`] and draws

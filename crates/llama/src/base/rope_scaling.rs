@@ -17,8 +17,8 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
-    /// Increases the base with the length of the sequence, if this length exceeds the model's
-    /// limit.
+    /// Increases the base with the length of the sequence, if this length exceeds
+    /// `max_position_embeddings`.
     Dynamic {
         /// How fast the base grows.
         factor: f64,
@@ -36,8 +36,8 @@ pub enum RopeScaling {
         /// `max_position_embeddings`.
         original: Option<f64>,
     },
-    /// Divides low frequencies by a factor, and multiplies the rotated features
-    /// ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
+    /// Divides low frequencies by `factor`, and multiplies the rotated features by
+    /// `attention_factor` ([Peng et al. 2023](https://arxiv.org/abs/2309.00071)).
     Yarn {
         /// The divisor of low frequencies; `None` means `max_position_embeddings` divided by
         /// `original`.
@@ -162,8 +162,8 @@ impl RopeScaling {
     ///
     /// # Errors
     ///
-    /// Returns an error for an unknown kind, if `rope_type` and `type` differ, for missing fields,
-    /// and for a `partial_rotary_factor` other than 1.
+    /// Returns an error for an unknown kind, if `rope_type` and `type` differ, for fields that are
+    /// missing or malformed, and for a `partial_rotary_factor` other than 1.
     pub fn parse(value: &Value) -> Result<Self> {
         if value.is_null() {
             return Ok(Self::Default);

@@ -72,8 +72,8 @@ impl AttentionMask {
     }
 }
 
-/// The queries, keys and values for one step of attention. They are views of the cache, if the kind
-/// of cache allows views.
+/// The queries, keys and values for one step of attention. The keys and values are views of the
+/// cache's buffers.
 #[derive(Clone, Debug)]
 pub struct AttentionInputs {
     /// The rotated queries of the step, `[batch, heads, time, head_dim]`.

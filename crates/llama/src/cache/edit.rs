@@ -37,8 +37,8 @@ impl LayerCache {
 }
 
 impl Cache {
-    /// Whether a layer drops old positions. If so, [`trim`](Self::trim) cannot remove all
-    /// positions.
+    /// Whether a layer drops old positions once it is full. From then on, [`trim`](Self::trim) can
+    /// remove no positions.
     pub fn forgets(&self) -> bool {
         self.layers.iter().any(|layer| matches!(layer.storage, Storage::Rotating(_)))
     }

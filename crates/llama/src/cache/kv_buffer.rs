@@ -4,9 +4,9 @@ use mlx_primitives::{Array, Result, concatenate};
 use super::attention_inputs::{AttentionInputs, KvTensor};
 use crate::base::{Heads, RopeFrequencies};
 
-/// The buffer of a layer: the queries of the last step, then the keys and the values of all
-/// positions. A single array holds all of them, so that the op that appends to it can reuse its
-/// memory.
+/// The buffer of a layer: the queries of the last step, if they are few, then the keys and the
+/// values of all stored positions. A single array holds all of them, so that the op that appends to
+/// it can reuse its memory.
 #[derive(Clone)]
 pub(super) struct KvBuffer {
     pub array: Array,

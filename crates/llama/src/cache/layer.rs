@@ -13,8 +13,8 @@ use crate::base::{Heads, RopeFrequencies};
 #[derive(Clone)]
 pub struct LayerCache {
     pub(super) storage: Storage,
-    /// The length of the sequence that the positions belong to, or 0 if it is unknown or at most
-    /// the number of positions.
+    /// The length of the sequence that the positions belong to, or 0 if it is unknown. If there are
+    /// more positions than this, their number is the length.
     pub(super) text_len: i32,
 }
 

@@ -12,8 +12,9 @@ pub(super) fn takes_order(time: i32) -> bool {
 }
 
 /// A cache of the first positions and the latest ones. It stores the same positions as mlx-lm's
-/// `RotatingKVCache`. In a full cache, the slot of a position depends only on the position. So the
-/// sizes of earlier steps do not change the order in which attention adds up its terms.
+/// `RotatingKVCache`. When a full cache takes a single position, each position lies in a slot that
+/// depends only on the position. So the sizes of earlier steps do not change the order in which
+/// attention adds up its terms.
 #[derive(Clone)]
 pub(super) struct Rotating {
     max_size: i32,

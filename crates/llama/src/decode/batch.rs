@@ -15,8 +15,8 @@ use crate::model::Llama;
 ///
 /// All sequences share the matrix products, but attention runs for each sequence separately. So
 /// each sequence gets the tokens that [`generate`](Llama::generate) would give it. Each sequence
-/// has a separate random number generator, with the seed of the options. Sequences with a common
-/// prefix share the work for the prefix.
+/// has a separate random number generator, with the seed of the options. A sequence copies the keys
+/// and values of a prefix of at least 16 tokens, if another sequence has run this prefix already.
 ///
 /// ```
 /// use mlx_primitives_llama::{Checkpoint, Options};

@@ -55,9 +55,9 @@ impl Default for EngineOptions {
 ///
 /// Sequences join and leave the batch between steps. Each sequence has its own options, adapters
 /// and random numbers. A step draws one token for every sequence whose prompt has run, and then
-/// runs parts of the waiting prompts, in round-robin order. A prefix that several prompts share
-/// runs once. A caller gets the text that [`Checkpoint::generate`] makes from the prompt and
-/// options.
+/// runs parts of the other sequences' prompts, in round-robin order. A sequence copies the keys and
+/// values of a prefix of at least 16 tokens, if another sequence has run this prefix already. A
+/// caller gets the text that [`Checkpoint::generate`] makes from the prompt and options.
 ///
 /// The thread ends once all handles are dropped and all sequences have ended.
 ///
@@ -284,7 +284,7 @@ impl<'a> Work<'a> {
             for (id, event) in self.scheduler.step() {
                 let last = !matches!(event, Event::Token(_));
                 if let Some((_, events)) = self.running.get(&id) {
-                    let _ = events.try_send(event); // who hung up is found before the next step
+                    let _ = events.try_send(event); // `drop_canceled` finds a closed channel
                 }
                 if last {
                     self.running.remove(&id);

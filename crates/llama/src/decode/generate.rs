@@ -87,11 +87,13 @@ impl Llama {
 
 impl<'a> Generation<'a> {
     /// Starts from a cache. Positions of the cache that match the start of the prompt are not
-    /// computed again. The cache keeps its kind; the option `cache` is ignored.
+    /// computed again. The cache keeps its kind, and the option `cache` is ignored. If the length
+    /// of the sequence makes the cache unusable, the generation starts from an empty cache.
     ///
     /// # Errors
     ///
-    /// Returns an error for a cache of another model, or if the generation has started.
+    /// Returns an error for a cache of another model, or if the generation has started. With a
+    /// [draft](Self::with_draft), a rotating cache is an error too.
     pub fn with_cache(mut self, prompt_cache: PromptCache) -> Result<Self> {
         self.check_unstarted()?;
         let positions = self.tokens.len().saturating_add(self.max_tokens);
@@ -116,8 +118,9 @@ impl<'a> Generation<'a> {
     /// # Errors
     ///
     /// Returns an error for a count that is not within 1 to 64, or if the generation has started.
-    /// It is also an error if the cache rotates, because its last positions cannot be removed, or
-    /// if the draft supports fewer positions than prompt and `max_tokens` need.
+    /// It is also an error if the cache rotates, because its last positions cannot be removed. The
+    /// draft must support the positions that prompt and `max_tokens` need. If it has a sliding
+    /// window, the window must be 64 positions longer.
     ///
     /// ```
     /// use mlx_primitives_llama::{Checkpoint, Options, Quantization};

@@ -81,7 +81,7 @@ pub struct Token {
     pub logprob: Option<f32>,
     /// The most likely tokens with their log probabilities, the most likely first.
     pub top_logprobs: Vec<(u32, f32)>,
-    /// Whether a draft model proposed the token.
+    /// Whether speculative decoding proposed the token, from a draft model or from the text.
     pub from_draft: bool,
 }
 
@@ -94,7 +94,8 @@ pub struct Statistics {
     pub cached_tokens: usize,
     /// The number of generated tokens, without the end token.
     pub generated_tokens: usize,
-    /// The number of tokens that a draft model proposed.
+    /// The number of tokens that speculative decoding proposed, from a draft model or from the
+    /// text.
     pub draft_tokens: usize,
     /// The number of proposed tokens that the model also drew.
     pub accepted_tokens: usize,

@@ -64,7 +64,7 @@ impl Sampling {
     }
 }
 
-/// Draws tokens from logits. A seed always gives the same tokens.
+/// Draws tokens from logits. Equal seeds draw equal tokens from equal logits.
 ///
 /// ```
 /// use mlx_primitives::Array;

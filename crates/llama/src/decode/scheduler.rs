@@ -94,8 +94,9 @@ impl<'a> Text<'a> {
     }
 
     /// Returns a copy of this text's cache, trimmed to the common prefix of both prompts. Returns
-    /// `None` if the caches have different kinds or rotations, or if the prefix is not at least
-    /// `SHARED` positions longer than the cache of `other`.
+    /// `None` if the texts differ in their models, kinds of caches or rotations, if the cache
+    /// cannot be trimmed, or if the prefix is not at least `SHARED` positions longer than the cache
+    /// of `other`.
     fn beginning_for(&self, other: &Self) -> Option<Cache> {
         let pairs = self.tokens.iter().zip(&other.tokens);
         let same = pairs.take_while(|(a, b)| a == b).count();

@@ -32,9 +32,10 @@ impl Score {
 impl Llama {
     /// Scores every token after the first. The context of a token is all earlier tokens.
     ///
-    /// A text of more than [`score_window`](Self::score_window) tokens is scored in windows of that
-    /// length. Then the context of a token begins at the start of its window. The first token of a
-    /// window is the last token of the previous one.
+    /// A text of more than [`score_window`](Self::score_window) + 1 tokens is scored in windows,
+    /// each with a context of at most `score_window` tokens. Then the context of a token begins at
+    /// the start of its window. The last token that a window scores is the first token of the next
+    /// window's context.
     ///
     /// The likelihoods are computed from the logits in float32 and summed in float64. The logits of
     /// at most 512 tokens, and the keys and values of one window, are in memory at a time.

@@ -141,8 +141,8 @@ impl<'a> Draft<'a> {
         Ok(Round { tokens: drawn, proposed: proposed.len(), accepted })
     }
 
-    /// Proposes `count` tokens, each the most likely one after the tokens before it, as lazy arrays
-    /// `[1]`.
+    /// Proposes up to `count` tokens, as arrays `[1]`. A draft model proposes the most likely token
+    /// after the tokens before it, as a lazy array.
     fn propose(&mut self, tokens: &[u32], count: usize) -> Result<Vec<Array>> {
         if count == 0 {
             return Ok(Vec::new());

@@ -33,7 +33,7 @@ struct LoraParameters {
     rank: i32,
     scale: f32,
     /// The paths of the updated projections, within a layer or within the model. If absent, all
-    /// projections are updated.
+    /// projections of the layers that `num_layers` selects are updated.
     keys: Option<Vec<String>>,
 }
 

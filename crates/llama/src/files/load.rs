@@ -14,14 +14,14 @@ use crate::model::Llama;
 
 impl Llama {
     /// Loads a model without its tokenizer from a directory with `config.json` and
-    /// `model*.safetensors`, or from a `.gguf` file. Weights are read layer by layer, so that only
-    /// the model and the current layer take memory.
+    /// `model*.safetensors`, or from a `.gguf` file. Weights are read layer by layer, so that apart
+    /// from the model only a copy of the current layer or matrix takes memory.
     ///
     /// If there is a `model.safetensors.index.json`, the files that it lists are read. Each file
     /// must contain the tensors that the index assigns to it. The architecture of a GGUF file must
-    /// be llama, qwen2 or qwen3. Its packed weights stay packed, in the formats that
-    /// [`load_gguf`](mlx_primitives::io::load_gguf) lists or, on CPUs,
-    /// [`load_gguf_with`](mlx_primitives::io::load_gguf_with).
+    /// be llama, qwen2 or qwen3. Its packed weights stay packed: those of Q4_K, Q5_K and Q6_K in
+    /// the formats that [`load_gguf_with`](mlx_primitives::io::load_gguf_with) lists, the others in
+    /// the formats that [`load_gguf`](mlx_primitives::io::load_gguf) lists.
     ///
     /// # Errors
     ///

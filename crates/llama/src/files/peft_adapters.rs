@@ -36,7 +36,8 @@ struct PeftConfig {
     rank: i64,
     alpha: f64,
     rank_stabilized: bool,
-    /// The ends of the paths of updated modules; `None` if the field is not a list of names.
+    /// The ends of the paths of updated modules. If the field is not a list, this is `None`, and
+    /// all modules may be updated.
     modules: Option<Vec<String>>,
     ranks: Vec<(Pattern, f64)>,
     alphas: Vec<(Pattern, f64)>,

@@ -9,7 +9,7 @@ use crate::cache::{CacheKind, LayerCache, STEP};
 pub struct Estimate {
     /// The bytes of the weights.
     pub weights: u64,
-    /// The bytes of keys and values when the cache holds the whole context.
+    /// The bytes of a cache that holds the whole context.
     pub cache: u64,
 }
 
@@ -29,7 +29,8 @@ impl Estimate {
 ///
 /// # Errors
 ///
-/// Returns an error for a type that is not floating, and for invalid groups or bits.
+/// Returns an error for a type that is not floating, for invalid groups or bits, and for an invalid
+/// kind of cache.
 ///
 /// ```
 /// use mlx_primitives::Dtype;

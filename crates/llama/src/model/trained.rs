@@ -14,8 +14,8 @@ use super::update::Update;
 use crate::base::Heads;
 use crate::cache::{AttentionMask, join_heads};
 
-/// The maximum number of logits that exist at a time. More logits are computed in chunks, and
-/// computed again in the backward pass.
+/// The maximum number of logits that exist at a time, unless the output projection has a low-rank
+/// update. More logits are computed in chunks, and computed again in the backward pass.
 pub(crate) const LOGITS: usize = 1 << 24;
 
 type Arrays = BTreeMap<String, Array>;

@@ -4,7 +4,8 @@
 pub enum Schedule {
     /// One rate for all updates.
     Constant(f64),
-    /// A warm-up: the rate changes from `from` to `to` in equal steps, and then stays at `to`.
+    /// The rate changes from `from` to `to` in equal steps, as in a warm-up, and then stays at
+    /// `to`.
     Linear {
         /// The rate of the first update.
         from: f64,

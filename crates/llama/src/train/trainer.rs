@@ -38,7 +38,7 @@ pub struct Step {
     pub loss: f32,
     /// The number of targets.
     pub tokens: usize,
-    /// The learning rate of the last update.
+    /// The learning rate of the last update, or of the first update if there was none yet.
     pub rate: f64,
 }
 
@@ -68,8 +68,9 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if a batch has no texts or more texts than the data, if an option of the
-    /// optimizer is invalid, or if there is no memory for the parameters.
+    /// Returns an error if a batch has no texts or more texts than the data, if `accumulation` is 0
+    /// or `max_length` is below 2, if an option of the optimizer is invalid, or if there is no
+    /// memory for the parameters.
     pub fn new(
         llama: &'a Llama,
         data: &'a Dataset,

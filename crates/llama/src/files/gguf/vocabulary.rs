@@ -13,8 +13,8 @@ use super::keys::{flag, refused, text, whole};
 /// tokens takes little time and memory.
 const MOST_TOKENS: usize = 300_000;
 
-/// The maximum number of special tokens, several times the number in any known model. The tokenizer
-/// finds special tokens in a text before it splits the rest into pieces.
+/// The maximum number of special tokens, which the tokenizer finds in a text before it splits the
+/// rest into pieces. This is several times the number in any known model.
 const MOST_SPECIAL: usize = 1 << 14;
 
 /// The maximum length of a token in bytes, several times the longest token of any known model. The

@@ -6,7 +6,8 @@
 //!
 //! - `HF_HUB_CACHE` is the folder of the cache. If it is unset, the cache is the folder `hub` in
 //!   `HF_HOME`, in `XDG_CACHE_HOME/huggingface`, or in `~/.cache/huggingface`.
-//! - `HF_HUB_OFFLINE` turns off downloads if it is `1`: models are only looked up in the cache.
+//! - `HF_HUB_OFFLINE` turns off downloads if it is `1`, `on`, `yes` or `true`: models are only
+//!   looked up in the cache.
 //! - `HF_ENDPOINT` is the address of the hub. If it is unset, this is `https://huggingface.co`.
 //! - `HF_TOKEN` is the access token for gated and private models. If it is unset, the token is read
 //!   from the file that `HF_TOKEN_PATH` names, or from the file `token` in `HF_HOME`, which

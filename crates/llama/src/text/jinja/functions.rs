@@ -1,4 +1,5 @@
-//! The functions that the Python package transformers provides to chat templates.
+//! The functions that the Python package transformers provides to chat templates. A call of
+//! `lipsum`, `cycler`, `joiner` or `self` is a fault, because they are not supported.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
-//! The values of a template, which represent Python values. Only namespaces are mutable.
+//! The values of a template, which represent Python values. Only namespaces are mutable, apart from
+//! the positions of generators and the state of loops.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
