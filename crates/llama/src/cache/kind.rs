@@ -19,7 +19,8 @@ pub enum CacheKind {
     /// Stores the first `keep` positions and the latest ones, like mlx-lm's `RotatingKVCache`. In a
     /// full cache, a step of one position overwrites the oldest position after the first `keep`.
     Rotating {
-        /// The greatest number of positions that are stored.
+        /// The greatest number of positions that are stored. Only a step of several positions may
+        /// leave more, until the next step.
         max_size: i32,
         /// The number of first positions that are never overwritten. It is less than `max_size`.
         keep: i32,

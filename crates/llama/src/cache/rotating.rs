@@ -90,8 +90,8 @@ impl Rotating {
         }
     }
 
-    /// Stores the buffer after a step. It has the positions up to `len`, and the next position goes
-    /// to the slot `next`.
+    /// Stores the buffer after a step. `len` positions have been appended so far, and the next one
+    /// goes to the slot `next`.
     pub fn step_to(&mut self, buffer: KvBuffer, len: i32, next: i32) {
         (self.buffer, self.len, self.next) = (Some(buffer), len, next);
     }

@@ -10,7 +10,7 @@ const STEP: usize = 512;
 /// The smallest window. Texts up to this length are scored in one window, even if the model
 /// supports fewer positions.
 const WINDOW: usize = 8192;
-/// The greatest number of logits in memory at the same time: 64 MB of float32.
+/// The greatest number of logits of one step: 64 MiB of float32.
 const LOGITS: usize = 1 << 24;
 
 /// A measure of how well a model predicts a text.

@@ -145,12 +145,13 @@ impl Llama {
         self
     }
 
-    /// The bytes of the weights.
+    /// The bytes of this process's weights.
     pub fn nbytes(&self) -> usize {
         self.modules().flat_map(Module::arrays).map(Array::nbytes).sum()
     }
 
-    /// The number of parameters. A packed matrix counts with the number of its unpacked elements.
+    /// The number of this process's parameters. A packed matrix counts with the number of its
+    /// unpacked elements.
     pub fn parameters(&self) -> u64 {
         let count = |module: Module| match module {
             Module::Norm(norm) => norm.weight.size() as u64,

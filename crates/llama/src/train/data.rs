@@ -10,7 +10,8 @@ use crate::base::{parse_object, short};
 use crate::files::Checkpoint;
 use crate::text::{ChatOptions, ChatTemplate, message};
 
-/// The maximum number of bytes in a line, of tokens in a file, and of tokens in a batch.
+/// A line must have fewer bytes than `LINE`. `TOKENS` and `BATCH` are the maximum numbers of tokens
+/// in a file and in a batch.
 const LINE: u64 = 1 << 24;
 const TOKENS: usize = 1 << 30;
 const BATCH: usize = 1 << 28;
@@ -56,9 +57,10 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// Returns an error if a line is not such an object, has 16 MiB or more, has no tokens, or
-    /// cannot be rendered. The error names the file and the line. It is also an error if there are
-    /// messages but no chat template, or if an object has `text` and `mask_prompt` is set.
+    /// Returns an error if a line is not such an object, has 16 MiB or more, cannot be rendered, or
+    /// has no tokens or tokens outside the vocabulary. The error names the file and the line. It is
+    /// also an error if there are messages but no chat template, if an object has `text` and
+    /// `mask_prompt` is set, or if the file has more than 2^30 tokens.
     pub fn load(
         path: &Path,
         checkpoint: &Checkpoint,

@@ -61,7 +61,7 @@ impl Default for Adam {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sgd {
-    /// The momentum μ, the factor of the previous step.
+    /// The momentum μ, the factor of the previous `v`.
     pub momentum: f64,
     /// The weight decay. This factor times the parameter is added to its gradient.
     pub weight_decay: f64,
