@@ -8,7 +8,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use metal_sim::Schedule;
 use serde::{Deserialize, Deserializer};
 
-/// The order of threads.
+/// The order in which threads run. `All` means one run in each of the other three orders.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {

@@ -1,4 +1,5 @@
-//! Runs a case in each order of threads.
+//! Runs a case (a kernel with its data) with its threads in forward, reversed and shuffled order,
+//! or only in the order that the case names.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::RecvTimeoutError::Timeout;

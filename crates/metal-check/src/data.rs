@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use half::{bf16, f16};
 
-/// The most bytes of a buffer.
+/// The largest size of a buffer, in bytes.
 const MOST: u64 = 8 << 30;
 
 /// The type of a number.
@@ -193,7 +193,8 @@ pub fn buffer(text: &str, seed: u64, folder: &Path) -> Result<Contents> {
     Ok(Contents { bytes, filled: true, kind, size })
 }
 
-/// Parses `TYPE:VALUE[,VALUE...]`. Each `+` adds a member, aligned as in a C struct.
+/// Parses one or more lists `TYPE:VALUE[,VALUE...]`, joined by `+`. Lays out all values like the
+/// members of a C struct.
 pub fn values(text: &str) -> Result<Vec<u8>> {
     let (mut bytes, mut widest) = (Vec::new(), 1);
     for part in text.split('+') {

@@ -160,7 +160,8 @@ impl Outcome {
         Self { orders: Vec::new(), found, ..Self::of(case, String::new()) }
     }
 
-    /// Adds a fault. If the fault was already found in another order, only adds the order.
+    /// Adds a fault, and removes notes of the same type and places. If the fault was already found
+    /// in another order, only adds the order.
     pub fn add(&mut self, new: Found) {
         self.notes.retain(|note| !note.is_like(&new));
         merge(&mut self.found, new);

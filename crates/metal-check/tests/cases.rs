@@ -1,4 +1,4 @@
-//! Files of cases.
+//! Tests files of cases. Each case is a kernel with the data that it runs on.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -212,9 +212,9 @@ impl Library {
 pub struct KernelInfo {
     /// The host name.
     pub name: String,
-    /// The path of the file that defines the kernel.
+    /// The path of the file that defines the kernel; empty for a kernel that Apple compiled.
     pub file: String,
-    /// The line that defines the kernel.
+    /// The line that defines the kernel; 0 for a kernel that Apple compiled.
     pub line: u32,
     /// The buffers and threadgroup memory, in the order of the parameters.
     pub arguments: Vec<Argument>,

@@ -1,4 +1,5 @@
-//! A loaded kernel library: its registry, its addresses, and its line table.
+//! A loaded kernel library: its registry (include/msl/registry.h), its addresses, and its line
+//! table.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_void};
@@ -26,7 +27,7 @@ pub struct Argument {
     pub index: u32,
     /// The name of the argument in the source.
     pub name: String,
-    /// Whether the kernel may write to the resource.
+    /// Whether the kernel may write to the buffer; `false` for threadgroup memory.
     pub writable: bool,
     /// `false` if a function constant turns the argument off.
     pub required: bool,
@@ -149,7 +150,7 @@ pub(crate) struct Lines {
 
 impl Lines {
     /// Returns the source lines of a return address, starting with the innermost inlined call.
-    /// Lines of the shim are left out.
+    /// Lines in this crate's Metal headers are left out.
     pub(crate) fn find(&self, site: usize) -> Vec<Place> {
         let mut places = Vec::new();
         let Some(loader) = &self.loader else { return places };

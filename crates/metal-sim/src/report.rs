@@ -13,8 +13,8 @@ pub enum FaultKind {
     ArrayBounds,
     /// An integer division by zero, whose result MSL does not define. It ends the dispatch.
     DivisionByZero,
-    /// Two accesses, at least one of them a store, that no barrier orders. If both accesses store
-    /// the same value, the race is only a note.
+    /// Two accesses, at least one of them a store, that neither a barrier nor a fence orders. If
+    /// both accesses store the same value, the race is only a note.
     DataRace,
     /// A load from threadgroup memory or an output before any store to it. If no result, address or
     /// branch depends on the value, the load is only a note.
@@ -35,7 +35,8 @@ pub enum FaultKind {
     Argument,
     /// Threadgroup memory that is missing, is too large, or has a wrong size.
     ThreadgroupMemory,
-    /// A threadgroup size or a grid size that no GPU accepts.
+    /// A threadgroup that is too large for the kernel or for Apple's GPUs, or a grid that is empty
+    /// or too large for the simulator.
     GridSize,
 }
 
@@ -141,7 +142,8 @@ pub struct Report {
     pub threadgroup_barriers: u64,
     /// The number of SIMD-group barriers. A barrier counts once for each SIMD group that passes it.
     pub simdgroup_barriers: u64,
-    /// The number of exchanges in SIMD groups. An exchange counts once for each SIMD group.
+    /// The number of exchanges of values between lanes, such as a `simd_sum`. An exchange counts
+    /// once for each SIMD group.
     pub simd_operations: u64,
     /// The bytes of threadgroup memory that a threadgroup uses: the bound arguments and the
     /// variables that the kernel declares.

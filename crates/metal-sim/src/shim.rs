@@ -1,5 +1,5 @@
-//! The headers and the runtime are embedded in this crate. This module writes them to a folder
-//! once.
+//! The shim, which consists of Metal headers, and the runtime are embedded in this crate. This
+//! module writes the shim to a folder once.
 
 use std::path::{Path, PathBuf};
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use common::{HEAD_LINES, kernel};
 use metal_sim::{Access, Buffer, Dispatch, FaultKind, Kernel, Report, Schedule};
 
-/// Runs `text` on one threadgroup of 64 threads. x is an input with the numbers 1 to 64, and y is
+/// Runs a kernel on one threadgroup of 64 threads. x is an input with the numbers 1 to 64, and y is
 /// an output of 64 floats.
 fn run(kernel: &Kernel, schedule: Schedule) -> Report {
     let x: [f32; 64] = std::array::from_fn(|i| 1.0 + i as f32);

@@ -13,7 +13,7 @@ const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_device | mem_flags::me
 
 /// A kernel in which each of four threadgroups of 64 threads stores a part, and the last
 /// threadgroup adds the parts. `before` and `after` are the code around the increment of the
-/// counter by a group's first thread. All threads then run `together`.
+/// counter by a group's first thread. All threads of the last threadgroup then run `together`.
 fn reduction([before, after, together]: [&str; 3]) -> String {
     format!(
         "kernel void total(const device float* x [[buffer(0)]], device float* parts [[buffer(1)]],\n\

@@ -55,7 +55,7 @@ fn noted(kind: FaultKind, bodies: &[String]) {
                 assert!(lines.all(|at| marked(body).contains(&at.line)), "{note:#?}");
                 assert_eq!(note.earlier.is_empty(), kind == UninitializedRead, "{note:#?}");
             }
-            assert!(y.iter().all(|y| *y > 0.0), "{body}: {y:?}"); // of the run that counts
+            assert!(y.iter().all(|y| *y > 0.0), "{body}: {y:?}"); // the results of the last run
         }
     });
 }
@@ -147,7 +147,7 @@ fn values_that_something_uses() {
         "y[i] = simd_max(v);",
         "y[i] = simd_min(v);",
         "y[i] = simd_product(v);",
-        "y[i] = simd_sum(lane < 2 ? v : 0 * v);", // of NaN
+        "y[i] = simd_sum(lane < 2 ? v : 0 * v);", // 0 * NaN is NaN
         "y[i] = simd_any(lane > 1 && v == 0);",
         "y[i] = as_type<uint>(v) >> 31;",
         "y[i] = min(max(v, 0.0f), 1.0f);",

@@ -59,8 +59,8 @@ fn matrices_and_lists() {
          float2x3 m = float2x3(1, 2, 3, 4, x[i], 6);\nm += m;\nm *= half(2);\nm = -(m / 2 - 3.0h * m);\n\
          y[i] = (m * float2(1, 10)).y + weighted(1, {2, 3}, {4, 5, 6});\n}",
     );
-    // `m += m` and `m *= half(2)` multiply the second row, which is 2 and x, by 4. The last line
-    // multiplies the row by 2.5.
+    // `m += m` and `m *= half(2)` multiply the second row, which is 2 and x, by 4. The next
+    // assignment multiplies the row by 2.5.
     let expected = [0.0f32, 1.0].map(|x| (2.0 + 10.0 * x) * 4.0 * 2.5 + 631.0);
     assert_eq!(run(&kernel, &[0.0, 1.0]), expected);
 }
@@ -78,8 +78,8 @@ fn names_of_kernels_and_types() {
     assert_eq!(run(&kernel, &[1.0, 3.0]), [2.0, 6.0]);
 }
 
-/// The rewriter removes functions that take textures, with their kernels. A struct with a similar
-/// name stays.
+/// The rewriter removes kernels and other functions that take textures. A struct whose name begins
+/// like that of a resource stays.
 #[test]
 fn functions_with_textures_are_left_out() {
     let library = common::library(

@@ -1,4 +1,4 @@
-//! Compares the shim's functions with plain references.
+//! Compares the functions of the shim (this crate's Metal headers) with plain references.
 #![cfg(target_os = "linux")]
 
 mod common;

@@ -7,8 +7,8 @@
 //! so one file works with every version of Python.
 //!
 //! The functions that ctypes calls return null, or the text of an error. The first letter of the
-//! text stands for the type of the error in Python: `T`, `V` or `R`. The text stays valid until the
-//! thread's next call.
+//! text stands for the type of the error in Python: `T`, `V` or `R`. After the letter `I`, the text
+//! is a result and not an error. The text stays valid until the thread's next call.
 
 mod api;
 mod arguments;
@@ -89,8 +89,8 @@ pub extern "C" fn mlx_primitives_info() -> *const c_char {
     })
 }
 
-/// Sets the order in which this thread's ops add up a row, and returns the previous order: 0 if the
-/// number of rows decides, 1 for the order of a single row, 2 for the order of prompts.
+/// Sets the [`RowOrder`] of this thread's ops, and returns the previous one: 0 if the number of
+/// rows decides, 1 for the order of a single row, 2 for the order of prompts.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_row_order(order: i32) -> i32 {
     let order = match order {
@@ -107,8 +107,8 @@ pub extern "C" fn mlx_primitives_panic() -> *const c_char {
     finish(|| std::panic::resume_unwind(Box::new("as asked")))
 }
 
-/// Sets the number of threads of the CPU kernels, unless `threads` is 0. Returns the number of
-/// threads.
+/// Sets the number of threads of the CPU kernels, unless `threads` is 0. Returns the letter `I` and
+/// the number of threads.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlx_primitives_threads(threads: usize) -> *const c_char {
     finish(|| {

@@ -137,7 +137,8 @@ fn times(range: &Range<i32>, features: i32) -> Range<i32> {
     range.start * features..range.end * features
 }
 
-/// Divides `0..count` in the ratio of the shares. Each part has at least one element.
+/// Divides `0..count` into a part for each of `shares`, in their ratio. Each part has at least one
+/// element.
 fn cut(count: i32, shares: &[u32]) -> Vec<Range<i32>> {
     let ranks = shares.len() as i64;
     let unit = if i64::from(count) >= ranks * 4 * i64::from(UNIT) { UNIT } else { 1 };
@@ -157,9 +158,9 @@ fn cut(count: i32, shares: &[u32]) -> Vec<Range<i32>> {
     parts
 }
 
-/// Divides query heads and key heads among the ranks. A rank holds all query heads of its key
-/// heads. If there are more ranks than key heads, a rank holds some of the query heads of one key
-/// head.
+/// Divides query heads and key heads among the ranks. With at least one key head for each rank, a
+/// rank holds all query heads of its key heads. With fewer key heads, a rank holds some of the
+/// query heads of one key head.
 fn cut_heads(heads: i32, kv_heads: i32, shares: &[u32]) -> (Vec<Range<i32>>, Vec<Range<i32>>) {
     let group = heads / kv_heads;
     let ranks = shares.len() as i32;

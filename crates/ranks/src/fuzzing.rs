@@ -1,4 +1,4 @@
-//! Encodes and decodes the bytes between ranks without a secret, for fuzzers.
+//! Encodes and decodes the bytes between ranks with fixed secrets, for fuzzers.
 
 use std::net::TcpStream;
 

@@ -14,7 +14,8 @@ use mlx_primitives::{Error, Result};
 pub(super) const EXCHANGED: [Dtype; 4] =
     [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16, Dtype::Uint32];
 
-/// `y[..., start of r + i] = x of rank r[..., i]`.
+/// Computes `y[..., start + i] = x[..., i]` for the part `x` of each rank, where `start` is the sum
+/// of the lengths of the lower ranks' parts.
 struct Gather {
     joined: Arc<Joined>,
     /// The length of each rank's part of the last axis.
@@ -31,15 +32,16 @@ impl Group {
     /// Joins the ranks' parts of an array along the last axis, where rank `r` has `lengths[r]`
     /// elements. All other lengths, and the type, are the same on all ranks.
     ///
-    /// On a CPU, each rank sends its part directly to each other rank, and a waiting rank sleeps.
-    /// On a GPU, [`all_gather`](Self::all_gather) joins the parts, and its `vmap` is right only if
-    /// the mapped axis is not the first one. The cotangent of a rank's part is the matching part of
-    /// the output's cotangent on this rank.
+    /// In a ring on CPUs, each rank sends its part directly to each other rank, and a waiting rank
+    /// sleeps. Otherwise [`all_gather`](Self::all_gather) joins the parts, and its `vmap` is right
+    /// only if the mapped axis is not the first one. The cotangent of a rank's part is the matching
+    /// part of the output's cotangent on this rank.
     ///
     /// # Errors
     ///
     /// Returns an error for the causes that [`Group::all_sum`] lists, if `lengths` does not have
-    /// one entry for each rank, or if this rank's entry is not the length of the last axis of `x`.
+    /// one entry above 0 for each rank, or if this rank's entry is not the length of the last axis
+    /// of `x`.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};

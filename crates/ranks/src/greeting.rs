@@ -33,7 +33,7 @@ const NONCE: usize = blake3::KEY_LEN;
 const LAST_CALL: Duration = Duration::from_secs(2);
 /// The pause before a rank tries again to connect.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Purposes of proofs and keys, so that a proof or a key for one purpose is not valid for another.
+/// The purposes of proofs and keys. A proof or a key for one purpose is not valid for another.
 const OF_RANK: &str = "a rank greets rank 0";
 const OF_FIRST: &str = "rank 0 greets a rank";
 const CONTROL: &str = "a control connection";

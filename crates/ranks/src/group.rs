@@ -106,12 +106,14 @@ impl Group {
     /// shape and type. MLX implements derivatives and `vmap`: each rank passes its cotangent on to
     /// its input.
     ///
-    /// With more than two ranks, the order of additions follows the ring, and differs from element
-    /// to element. All ranks get the same bits.
+    /// In a ring of more than two ranks, the order of additions follows the ring, and differs from
+    /// element to element. All ranks get the same bits.
     ///
     /// # Errors
     ///
-    /// Returns an error if the group was left or is broken, or MLX cannot build the operation.
+    /// Returns an error if the group was left or is broken, or MLX cannot build the operation. With
+    /// NCCL, also returns an error on the CPU, and for a type that MLX cannot exchange through
+    /// NCCL.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};
@@ -320,7 +322,7 @@ impl Group {
     /// # Errors
     ///
     /// Returns an error if the group is broken, or another rank does not leave within
-    /// [`Options::stall`]. [`Group::join`] has an example.
+    /// [`Options::stall`]. The first page of this crate's documentation has an example.
     pub fn leave(&self) -> Result<()> {
         let Some(joined) = &self.joined else { return Ok(()) };
         let mut left = joined.left.lock().unwrap_or_else(PoisonError::into_inner);

@@ -20,19 +20,19 @@
 //!
 //! # One order on all ranks
 //!
-//! The messages between ranks have no names. If ranks call different operations, or use different
-//! shapes or types, they compute wrong numbers or wait for each other. All ranks must build the
-//! same collectives in the same order, and evaluate them. Each collective must depend on the result
-//! of the previous collective. [`Group::agree`] compares the settings on which the collectives
-//! depend, such as options, files and shapes.
+//! The data of a collective does not name its operation. If ranks call different collectives, or
+//! use different shapes or types, they compute wrong numbers or wait for each other. All ranks must
+//! build the same collectives in the same order, and evaluate them. Each collective must depend on
+//! the result of the previous collective. [`Group::agree`] compares the settings on which the
+//! collectives depend, such as options, files and shapes.
 //!
 //! # Trust
 //!
 //! Ranks prove to each other that they know a secret of 16 bytes or more. It is in
 //! `MLX_PRIMITIVES_RANK_SECRET`, or in the file that `MLX_PRIMITIVES_RANK_SECRET_FILE` names.
-//! Without a secret, all addresses must be loopback addresses. Messages are authenticated but not
-//! encrypted. The connections of MLX's ring are neither authenticated nor encrypted. The book's
-//! page on several machines explains the consequences.
+//! Without a secret, all addresses must be loopback addresses. On the connections that this crate
+//! opens, messages are authenticated but not encrypted. The connections that MLX opens are neither
+//! authenticated nor encrypted. The book's page on several machines explains the consequences.
 //!
 //! # Failures
 //!
@@ -83,7 +83,7 @@ pub use split::Split;
 #[non_exhaustive]
 pub enum Backend {
     /// The backend that the environment describes: the ring if `MLX_HOSTFILE` is set, NCCL if
-    /// `NCCL_HOST_IP` is set, otherwise JACCL.
+    /// `NCCL_HOST_IP` is set, JACCL if both of its variables are set, otherwise the ring.
     #[default]
     Any,
     /// TCP connections from each rank to the next, on every system.

@@ -12,7 +12,7 @@ const SEATS: usize = 128;
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// The maximum number of bytes that one connection may send.
 pub(super) const LONGEST: usize = 2048;
-/// The sleep if nothing arrived.
+/// How long [`Lobby::round`] sleeps if there was no new connection and no rank.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The judgment about the sender of a connection's bytes.
@@ -79,8 +79,8 @@ impl<S> Lobby<S> {
         ranks
     }
 
-    /// Closes the oldest connection of the address that has the most connections. A machine that
-    /// opens too many connections therefore loses only its connections.
+    /// Closes the oldest connection of the address that has the most connections. If a machine
+    /// opens too many connections, only its own connections are therefore closed.
     fn dismiss(&mut self) {
         let mut counts = HashMap::new();
         for guest in &self.guests {

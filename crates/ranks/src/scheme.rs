@@ -2,12 +2,12 @@
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Scheme {
-    /// The results equal the results of one process bit for bit. Each rank holds some rows of every
-    /// matrix, and some key heads with their keys and values. A rank computes its features of an
-    /// activation, and then all ranks gather all features. The ranks do not sum partial results.
-    /// One rank computes each complete dot product, in the same order as one process. For a decoded
-    /// token, the ranks gather four times in each layer, once for the embedding and once for the
-    /// logits.
+    /// On CPUs, the results equal the results of one process bit for bit. Each rank holds some rows
+    /// of every matrix, and some key heads with their keys and values. A rank computes its features
+    /// of an activation, and then all ranks gather all features. The ranks do not sum partial
+    /// results: a single rank computes each dot product completely, in the same order as one
+    /// process. For a decoded token, the ranks gather four times in each layer, once for the
+    /// embedding and once for the logits.
     #[default]
     Gather,
     /// The results equal the results of one process bit for bit. Each rank holds complete layers,

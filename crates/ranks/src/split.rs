@@ -11,8 +11,8 @@ use super::group::Group;
 use super::part::RankPart;
 use super::scheme::Scheme;
 
-/// Divides a model among the ranks of a group, by a [`Scheme`]. With the default scheme, the
-/// results equal the results of one process bit for bit.
+/// Divides a model among the ranks of a group, by a [`Scheme`]. With the default scheme, on CPUs,
+/// the results equal the results of one process bit for bit.
 ///
 /// Every rank calls the same functions of the model in the same order, with the same arguments. A
 /// rank reads only its part of the files. A model on several ranks has no derivatives: inside a
@@ -125,8 +125,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads than
-    /// ranks.
+    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads (in a
+    /// pipeline, layers) than ranks.
     pub fn load_llama(
         &self,
         path: impl AsRef<Path>,
@@ -140,8 +140,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads than
-    /// ranks.
+    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads (in a
+    /// pipeline, layers) than ranks.
     pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
         Llama::load_part_lazily(path, |config, weights| self.hold(config, weights))
     }
@@ -150,8 +150,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Checkpoint::load`] would, and for a model with fewer query heads than
-    /// ranks.
+    /// Returns an error if [`Checkpoint::load`] would, and for a model with fewer query heads (in a
+    /// pipeline, layers) than ranks.
     pub fn load(
         &self,
         path: impl AsRef<Path>,
@@ -173,8 +173,8 @@ impl Split {
     ///
     /// # Errors
     ///
-    /// Returns an error if [`Llama::random`] would, and for a model with fewer query heads than
-    /// ranks.
+    /// Returns an error if [`Llama::random`] would, and for a model with fewer query heads (in a
+    /// pipeline, layers) than ranks.
     pub fn random(
         &self,
         config: Config,

@@ -1,7 +1,7 @@
-// <metal_math>. Functions of float call the host's libm. Functions of half compute in float and
-// round the result. Functions of bfloat return float. Functions of vectors work element by
-// element. fast:: and precise:: give equal results, since a host cannot reproduce the errors of the
-// GPU's fast functions.
+// <metal_math>. Functions of float call the host's libm. With MSL_GPU, gpu.h replaces some of these
+// functions. Functions of half compute in float and round the result. Functions of bfloat return
+// float. Functions of vectors work element by element. fast:: and precise:: give equal results,
+// since a host cannot reproduce the errors of the GPU's fast functions.
 #pragma once
 
 #define __METAL_MAYBE_FAST_MATH__ 0

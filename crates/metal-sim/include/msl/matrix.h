@@ -56,7 +56,7 @@ MSL_MATRIX_SUM(+)
 MSL_MATRIX_SUM(-)
 #undef MSL_MATRIX_SUM
 
-/** A product with a number, which is converted to the element's type. */
+/** A product or a quotient with a number, which is converted to the type of the elements. */
 #define MSL_MATRIX_SCALE(OP)                                              \
   template <class T, int C, int R>                                        \
   METAL_FUNC matrix<T, C, R> operator OP(                                 \

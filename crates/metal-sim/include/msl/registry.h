@@ -141,8 +141,8 @@ constexpr T function_constant() {
 
 #ifndef MSL_GPU
 /**
- * The memory of a `threadgroup` variable, which the executor provides; ID is the variable's
- * position in the source.
+ * The memory of a `threadgroup` variable. The executor, the host code that runs kernels, provides
+ * it. Each variable of a source has another ID.
  */
 template <int ID, class T>
 METAL_FUNC T& threadgroup_variable(const char* name) {

@@ -11,8 +11,8 @@ MSL_EXECUTOR void msl_threadgroup_barrier(uint flags);
 MSL_EXECUTOR void msl_simdgroup_barrier(uint flags);
 MSL_EXECUTOR void msl_fence(uint flags, uint order, uint scope);
 /**
- * Publishes every lane's value to its SIMD group: 32 slots of 32 bytes, and a mask of the active
- * lanes.
+ * Publishes the calling lane's value to its SIMD group. Returns the values of the lanes in 32 slots
+ * of 32 bytes, and writes a mask of the active lanes to `active`.
  */
 MSL_EXECUTOR const uchar* msl_simd_exchange(const void* value, uint size, uint* active);
 MSL_EXECUTOR uint msl_lane();

@@ -1,5 +1,5 @@
-// <metal_simdgroup>. In each function, every lane publishes its value once. Then the lane computes
-// its result from the values of the active lanes.
+// <metal_simdgroup>. In each function, every lane publishes its value and, if there is one, its
+// fill value. Then the lane computes its result from the values of the active lanes.
 #pragma once
 
 #define MSL_UNWATCHED __attribute__((noinline, no_sanitize("kernel-address")))
@@ -169,7 +169,8 @@ METAL_FUNC T simd_shuffle_rotate_up(T value, ushort delta) {
   return lanes.at((lanes.me + simd_width - delta % simd_width) % simd_width);
 }
 /**
- * Shuffles within blocks of `modulo` lanes; lanes past the end of a block take values of `fill`.
+ * Shuffles within blocks of `modulo` lanes. A lane that would read outside its block takes a value
+ * of `fill`.
  */
 template <class T, class = if_simd<T>>
 METAL_FUNC T simd_shuffle_and_fill_down(T value, T fill, ushort delta, ushort modulo = 32) {

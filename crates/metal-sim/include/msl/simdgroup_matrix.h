@@ -86,8 +86,8 @@ METAL_FUNC void simdgroup_store(
 #ifdef MSL_GPU
 /**
  * Has the cost of the hardware's matrix product, but does not compute the product. The product
- * keeps a SIMD group's float unit busy for 16 cycles. 16 steps of two polynomials take the same
- * time and registers, and no optimizer folds them.
+ * keeps a SIMD group's float unit busy for 16 cycles. Two polynomials with 16 steps in all take the
+ * same time and registers, and no optimizer folds them.
  */
 template <class D, class A, class B, class S>
 METAL_FUNC void simdgroup_multiply_accumulate(

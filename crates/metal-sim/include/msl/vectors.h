@@ -99,7 +99,7 @@ constexpr METAL_FUNC void append(V& out, int& at, A a) {
   }
 }
 
-/** The rewritten form of `float4(a, b, cd)`: a splat, a conversion or a concatenation. */
+/** src/rewrite turns `float4(a, b, cd)` into this splat, conversion or concatenation. */
 template <class V, class... A>
 constexpr METAL_FUNC V make(A... a) {
   V out = {};

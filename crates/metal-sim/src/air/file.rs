@@ -100,7 +100,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no such kernel, if the kernel uses a feature that the host
+    /// Returns an error if there is no such kernel, if the kernel uses a feature that the simulator
     /// lacks, or if the cache cannot be written.
     pub fn kernel(&self, name: &str, constants: &Constants) -> Result<Kernel> {
         let library = match &self.content {

@@ -1,6 +1,6 @@
 //! Runs kernels that Apple's compiler compiled. AIR, Apple's LLVM IR, is retargeted to the host and
-//! runs on the same executor as kernels from source. So the results of this crate's Metal headers
-//! can be compared with the results of Apple's compiler.
+//! runs on the same executor (`exec/`) as kernels from source. So the results of this crate's Metal
+//! headers can be compared with the results of Apple's compiler.
 
 mod disassemble;
 mod file;
@@ -103,8 +103,8 @@ impl Library {
     ///
     /// # Errors
     ///
-    /// Returns an error if the cache cannot be written, if a kernel uses a feature that the host
-    /// lacks, or if the result does not compile or load.
+    /// Returns an error if the cache cannot be written, if a kernel uses a feature that the
+    /// simulator lacks, or if the result does not compile or load.
     pub fn compile(
         &self,
         compiler: &Compiler,
@@ -138,8 +138,8 @@ impl Library {
     }
 }
 
-/// Returns the C++ code of a kernel's registry entry. The rewriter writes the same code for kernels
-/// in source.
+/// Returns the C++ code of a kernel's entry in the registry (include/msl/registry.h). The rewriter
+/// writes equivalent code for kernels in source.
 fn registration(name: &str, signature: &Signature, serial: usize) -> String {
     let (mut parameters, mut types) = (String::new(), String::new());
     for parameter in &signature.parameters {

@@ -59,7 +59,8 @@ fn superfluous(line: &str) -> bool {
 }
 
 /// Removes address spaces, attribute groups, metadata and sections from a line, and renames
-/// intrinsics.
+/// intrinsics. Adds `sanitize_address` to the definitions of functions, except initializers of
+/// globals.
 fn plain(line: &str) -> String {
     let line = line.split(", !").next().unwrap_or(line);
     let line = line.split(" ; preds").next().unwrap_or(line).trim_end();

@@ -80,7 +80,7 @@ impl Signature {
     }
 }
 
-/// `i32 7` is 7.
+/// Parses the number of an item: 7 for `i32 7`.
 fn number(item: &&str) -> Option<u32> {
     item.split_once(' ').and_then(|(_, digits)| digits.parse().ok())
 }

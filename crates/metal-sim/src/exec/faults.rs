@@ -32,7 +32,7 @@ impl Faults {
     }
 
     /// Records a fault like [`Self::add`], and also the return address of an earlier access.
-    /// Returns whether the fault is the first fault with this type and place.
+    /// Returns `true` if the fault was added, `false` if it is known already or the list is full.
     pub(super) fn add_pair(
         &mut self,
         kind: FaultKind,

@@ -13,8 +13,8 @@ use crate::report::Traffic;
 /// The first slot for threadgroup memory. The slots before it are for buffers.
 pub(super) const THREADGROUP_SLOTS: usize = 32;
 
-/// The byte that fills uninitialized memory. Repeated, it is a large negative number in every
-/// signed type.
+/// The byte that fills uninitialized memory. Repeated, it is a negative number in every signed
+/// type, and one of large magnitude in every floating-point type.
 pub(super) const JUNK: u8 = 0xfb;
 /// Other bytes for uninitialized memory. Repeated, they are a large positive number, zero, and NaN
 /// or -1. A sum, a product, a minimum or a maximum can ignore some of these values, but not all

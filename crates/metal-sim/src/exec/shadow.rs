@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Bits for the kind of an access. include/msl/runtime.h and runtime/runtime.cpp define the same
+/// Bits for the kind of an access. include/msl/runtime.h and runtime/runtime.cpp use the same
 /// values.
 pub(super) const READ: u32 = 1;
 pub(super) const WRITE: u32 = 2;

@@ -18,7 +18,7 @@ const STACK_BYTES: usize = 256 << 10;
 const MEM_DEVICE: u32 = 1;
 const MEM_THREADGROUP: u32 = 2;
 
-/// Values of `memory_order` and `thread_scope`, as in include/msl/atomic.h.
+/// Values of `memory_order` and `thread_scope`, as in include/msl/atomic.h and types.h.
 const ACQUIRE: u32 = 1;
 const RELEASE: u32 = 2;
 const ACQUIRE_RELEASE: u32 = 3;
@@ -47,7 +47,7 @@ impl Thread {
         let fiber = Coroutine::with_stack(stack, move |yielder, ()| {
             // SAFETY: the machine outlives its threads, and nothing else borrows it at this time.
             unsafe { (&mut (*machine).threads)[index].yielder = yielder };
-            // SAFETY: the arguments match the kernel's parameters, as the registry lists them.
+            // SAFETY: the arguments match the parameters in the kernel's entry (msl/registry.h).
             unsafe { call(arguments) };
         });
         Ok(Thread {
@@ -161,8 +161,8 @@ impl Machine {
     }
 
     /// Executes a fence, with Metal's values of `mem_flags`, `memory_order` and `thread_scope`. A
-    /// fence for the threadgroup alone is ignored, since it orders less than the threadgroup's
-    /// barriers.
+    /// fence that does not include device memory, or whose scope is not the device, is ignored,
+    /// since it orders less than the threadgroup's barriers.
     pub(super) fn fence(&mut self, flags: u32, order: u32, scope: u32, site: usize) {
         self.step(site, order as usize);
         if flags & MEM_DEVICE == 0 || scope != DEVICE_SCOPE {

@@ -138,8 +138,8 @@ impl Rewriter {
         self.tokens.at(at).to_owned()
     }
 
-    /// Returns the name of the function at `i`, qualified with `::` if a function in Metal's
-    /// namespace may have the same name, such as `transpose`.
+    /// Returns the name of the function at `i`. Outside of all braces, the name gets the prefix
+    /// `::`, since a function in Metal's namespace may have the same name, such as `transpose`.
     fn apart(&self, i: usize, name: &str) -> String {
         let is_name = name.starts_with(|first: char| first.is_alphabetic() || first == '_');
         if is_name && self.global[i] { format!("::{name}") } else { name.to_owned() }

@@ -163,8 +163,8 @@ impl Rewriter {
         self.tokens.list[i].text = replacement.to_string();
     }
 
-    /// Rewrites the casts `(half4) x` and `(T) x` as an operator of the same precedence. The
-    /// compiler refuses such casts between vectors of different sizes.
+    /// Rewrites the casts `(half4) x` and `(T) x` with `->*`, which binds more tightly than binary
+    /// arithmetic operators. The compiler refuses such casts between vectors of different sizes.
     fn cast(&mut self, i: usize) -> bool {
         let (before, after) = (i.wrapping_sub(1), i + 1);
         let parenthesized = self.tokens.before(i) == "(" && self.tokens.at(after) == ")";
@@ -240,7 +240,8 @@ impl Rewriter {
     }
 }
 
-/// Whether the shim declares the name as a vector, such as `float4` or `packed_half2`.
+/// Whether this crate's Metal headers declare the name as a vector, such as `float4` or
+/// `packed_half2`.
 fn is_vector(word: &str) -> bool {
     let Some(width) = word.chars().last() else { return false };
     let packed = word.strip_prefix("packed_");

@@ -46,7 +46,7 @@ pub struct Violation {
     pub line: u32,
     /// A description of the problem.
     pub message: String,
-    /// `true` if MSL allows the code, but the code tells readers and checkers less than it could.
+    /// `true` if MSL allows the code, at least in its newest version. The message is then advice.
     pub advice: bool,
 }
 
@@ -83,7 +83,8 @@ pub(crate) struct Rewritten {
     pub(crate) refused: Vec<Refused>,
 }
 
-/// Rewrites `preprocessed`, the output of `clang -E` with the shim in the folder `shim`.
+/// Rewrites `preprocessed`, the output of `clang -E` with this crate's Metal headers, which are in
+/// the folder `shim`.
 pub(crate) fn rewrite(preprocessed: &str, shim: &Path, purpose: Purpose) -> Rewritten {
     let mut rewriter = Rewriter {
         tokens: Tokens::parse(preprocessed, shim),

@@ -33,8 +33,8 @@ impl Rewriter {
         }
     }
 
-    /// Returns the text of each member function without an address space, up to the end of its
-    /// parameters. The struct begins at `brace`.
+    /// Returns the text of each member function that has no address space, without its body. The
+    /// struct begins at `brace`.
     fn members(&self, brace: usize) -> Vec<String> {
         let mut found = Vec::new();
         if self.tokens.at(brace) != "{" {

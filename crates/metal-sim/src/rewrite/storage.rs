@@ -1,4 +1,5 @@
-//! Rewrites `threadgroup float x[32];` in a function, so that the executor provides the memory.
+//! Rewrites `threadgroup float x[32];` in a function. If the source will run, the executor
+//! (`exec/`) provides the memory.
 
 use mlx_primitives_build::front::threadgroup_variables;
 

@@ -38,9 +38,9 @@ fn bare_pointers(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     found
 }
 
-/// Finds recursion. The rule is stricter than MSL's rule: no kernel needs a stack of unknown depth.
-/// Calls are matched by name. Functions with overloads of the same arity are skipped, since a call
-/// may mean another overload.
+/// Finds recursion. The rule is stricter than MSL's rule, since no kernel needs a stack of unknown
+/// depth. Calls are matched by name. Functions with overloads of the same arity are skipped, since
+/// a call may mean another overload.
 fn recursion(tokens: &Tokens, functions: &[Function]) -> Vec<Violation> {
     let mut unique: BTreeMap<(&str, usize), Option<usize>> = BTreeMap::new();
     for (i, function) in functions.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Finds code that MSL forbids and that a host compiler would accept.
 //!
 //! This module rewrites the source a second time, with its address spaces as clang address spaces,
-//! and compiles it without output. Other rules are checked on the tokens alone.
+//! and compiles it only for the compiler's messages. Other rules are checked on the tokens alone.
 
 mod declarations;
 mod functions;
@@ -26,8 +26,8 @@ pub use vocabulary::{Vocabulary, vocabulary};
 /// # Errors
 ///
 /// Returns an error if the source or the cache cannot be read or written, the source cannot be
-/// preprocessed, or the compiler does not start. A use of MSL that Metal does not allow is reported
-/// as a [`Violation`], not as an error.
+/// preprocessed, or the compiler does not start. Code that Metal does not allow is reported as a
+/// [`Violation`], not as an error.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;

@@ -1,6 +1,6 @@
 //! Compares MLX's kernels, as Apple compiled them, with the kernels of `mlx-primitives` on the same
-//! inputs. The compared counts are bytes read, bytes written, and barriers. The test prints a
-//! table, which `scripts/calibrate.sh --table` shows.
+//! inputs. The compared counts are bytes, loads, barriers, SIMD operations and threadgroup memory.
+//! The test prints a table, which `scripts/calibrate.sh --table` shows.
 
 use std::fmt::Write;
 

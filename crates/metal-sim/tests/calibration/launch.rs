@@ -1,4 +1,5 @@
-//! How MLX and `mlx-primitives` dispatch an op: the kernel, the buffers and the grid.
+//! How MLX dispatches an op: the kernel, the buffers and the grid. The module `ours` does this for
+//! `mlx-primitives`.
 
 use half::{bf16, f16};
 use metal_sim::{Buffer, Dispatch, Kernel, Report, Schedule};

@@ -1,6 +1,6 @@
-//! Compares MLX's kernels as Apple compiled them, from MLX's macOS wheel, with the shim and with
-//! the kernels of `mlx-primitives`. scripts/calibrate.sh fetches the wheel and sets the environment
-//! variables.
+//! Compares MLX's kernels as Apple compiled them, from MLX's macOS wheel, with the same kernels
+//! compiled with the shim (this crate's Metal headers), and with the kernels of `mlx-primitives`.
+//! scripts/calibrate.sh fetches the wheel and sets the environment variables.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]

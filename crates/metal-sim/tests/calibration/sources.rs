@@ -31,7 +31,8 @@ fn instances() -> Vec<(&'static str, String, String)> {
     list
 }
 
-/// Compiles the kernels that one header of the wheel declares. Returns the library and their names.
+/// Compiles the kernels that one header of the wheel declares. Returns the library and the names of
+/// the kernels.
 pub fn header(op: &str) -> (Library, Vec<String>) {
     let mut text = String::from("#include <metal_common>\n#include <metal_simdgroup>\n");
     text.push_str("using namespace metal;\n");
@@ -53,7 +54,7 @@ pub fn header(op: &str) -> (Library, Vec<String>) {
     (library.unwrap_or_else(|error| panic!("{op}: {error}")), names)
 }
 
-/// A source file of the checkout of MLX that `METAL_SIM_MLX` names.
+/// Compiles a source file of the checkout of MLX that `METAL_SIM_MLX` names.
 pub fn checkout(name: &str) -> Library {
     let root = variable("METAL_SIM_MLX");
     let path = root.join(format!("mlx/backend/metal/kernels/{name}.metal"));

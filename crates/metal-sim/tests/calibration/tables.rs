@@ -17,7 +17,7 @@ fn table(kernel: &KernelInfo) -> Vec<String> {
     arguments.chain(values).collect()
 }
 
-/// Compares the tables of kernels that are in both libraries. Returns the number of these kernels.
+/// Compares the tables of these kernels with Apple's tables. Returns the number of kernels.
 fn compare(ours: &[KernelInfo]) -> usize {
     let names: Vec<&str> = ours.iter().map(|kernel| kernel.name.as_str()).collect();
     let theirs = apple(&names).kernels();
