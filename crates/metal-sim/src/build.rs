@@ -19,9 +19,9 @@ const KERNEL_FLAGS: &str = "-O1 -gline-tables-only -fno-threadsafe-statics -ffp-
     -Xclang -fbfloat16-excess-precision=none";
 
 /// KernelAddressSanitizer (KASAN) calls a function for every access, with the exact size and the
-/// known alignment of the access. The calls also prevent the optimizer from removing or adding
-/// accesses. The last three flags prevent the optimizer from merging accesses on different lines,
-/// and from turning a loop that copies elements into a memcpy.
+/// known alignment of the access. KASAN also keeps the optimizer from adding accesses, but not from
+/// removing them. The last three flags prevent the optimizer from merging accesses on different
+/// lines, and from turning a loop that copies elements into a memcpy.
 const CHECK_FLAGS: &str = "-fsanitize=kernel-address,array-bounds,integer-divide-by-zero \
     -fsanitize-recover=kernel-address,array-bounds,integer-divide-by-zero \
     -mllvm -asan-instrumentation-with-call-threshold=0 -mllvm -asan-stack=0 \

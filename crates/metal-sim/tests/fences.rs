@@ -93,7 +93,7 @@ fn an_order_that_is_not_whole_is_a_race() {
     }
 }
 
-/// The second threadgroup passes on the values that the first one stored, through another counter.
+/// The second threadgroup passes on the values that the first one stored, through another flag.
 #[test]
 fn releases_are_passed_on() {
     let chain = |acquire: &str| {
@@ -124,9 +124,9 @@ fn releases_are_passed_on() {
     }
 }
 
-/// Each threadgroup waits for the two threadgroups before it, so the number of paths to the first
-/// threadgroup grows like the Fibonacci numbers. The first threadgroup stores once more after its
-/// fence, and nothing orders that store.
+/// Each threadgroup reads the flags of the two threadgroups before it, so the number of paths to
+/// the first threadgroup grows like the Fibonacci numbers. The first threadgroup stores to `x`
+/// after its release fence, and nothing orders that store.
 #[test]
 fn many_ways_to_a_release_are_read_once() {
     let source = format!(

@@ -8,7 +8,7 @@ use common::library;
 use metal_sim::FaultKind::{DataRace, UninitializedRead};
 use metal_sim::{Buffer, Constants, Dispatch, Fault, FaultKind, Kernel, Report, Schedule};
 
-/// Returns the numbers of the lines of a body that end with a mark.
+/// Returns the numbers of the lines of a body that end with `// !`.
 fn marked(body: &str) -> Vec<u32> {
     let numbered = body.lines().zip(2..); // the first is the kernel's
     numbered.filter(|(line, _)| line.ends_with("// !")).map(|(_, number)| number).collect()

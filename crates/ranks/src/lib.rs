@@ -38,7 +38,7 @@
 //!
 //! [`Group::join`] opens a control connection from each rank to rank 0 before MLX connects the
 //! ranks. Through this connection, ranks of different versions refuse each other. If a rank ends,
-//! stops or fails, all ranks end with a message that names this rank. MLX itself has no time
+//! stops or fails, all ranks end with a message that names the failed rank. MLX itself has no time
 //! limits.
 #![warn(missing_docs, clippy::missing_errors_doc, clippy::missing_panics_doc)]
 #![deny(unsafe_op_in_unsafe_fn)]
@@ -124,8 +124,9 @@ pub struct Options {
     /// Whether to return an error if the environment describes only one rank.
     pub strict: bool,
     /// How long ranks wait for each other at the start. After the start, a rank that is silent for
-    /// this time counts as lost. The time must be at least 100 ms, and longer than any pause of the
-    /// system. Ranks that are stopped and continued together do not count each other as lost.
+    /// this time counts as lost. The time must be at least 100 ms, and longer than any time for
+    /// which the system may pause a rank. Ranks that are stopped and continued together do not
+    /// count each other as lost.
     pub timeout: Duration,
     /// The limit for an evaluation, or for another wait for the other ranks, while all ranks send
     /// heartbeats. `None` means ten times [`Options::timeout`]. The limit also holds for

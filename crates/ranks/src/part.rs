@@ -70,8 +70,8 @@ impl RankPart {
         Ok(Passed { own, from })
     }
 
-    /// Returns an error if the caller differentiates, because a rank computes only the terms of its
-    /// part.
+    /// Returns an error if the caller differentiates, because a rank would compute only the terms
+    /// of a derivative that belong to its part.
     fn refuse_derivatives(&self) -> Result<()> {
         if !differentiates() {
             return Ok(());

@@ -1,6 +1,6 @@
 // <metal_atomic>. All threads of a kernel are fibers of one host thread, so a plain copy is atomic.
-// Each function reports its access to the executor, the host code that runs kernels. The executor
-// must distinguish atomic accesses from data races.
+// Each function reports its access to the executor, the host code that runs kernels, since atomic
+// accesses do not race with each other.
 #pragma once
 
 namespace metal {

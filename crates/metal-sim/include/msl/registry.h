@@ -142,7 +142,7 @@ constexpr T function_constant() {
 #ifndef MSL_GPU
 /**
  * The memory of a `threadgroup` variable. The executor, the host code that runs kernels, provides
- * it. Each variable of a source has another ID.
+ * it. Each variable of a source has a different ID.
  */
 template <int ID, class T>
 METAL_FUNC T& threadgroup_variable(const char* name) {

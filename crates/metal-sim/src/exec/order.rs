@@ -24,7 +24,7 @@ type Fence = (Stamp, usize);
 #[derive(Default)]
 struct Carried {
     count: usize,
-    /// The release fences of each threadgroup, each with the index of the release.
+    /// For each threadgroup, its release fences, each with the index of its release in this atomic.
     of_group: HashMap<u32, Vec<(Fence, usize)>>,
     /// For each release that passes on releases of other atomics: the releases that it passes on,
     /// and its index.

@@ -63,7 +63,7 @@ pub fn check(source: &Source, compiler: &Compiler, cache: &Path) -> Result<Vec<V
 }
 
 /// Finds only the violations that can be found without compiling the source for the host. The
-/// source may therefore use names that are not declared here.
+/// source may therefore use names that this crate's Metal headers do not declare.
 ///
 /// # Errors
 ///
@@ -96,8 +96,9 @@ const FLAGS: &str = "-x c++ -std=c++17 -nostdinc -nostdinc++ -fsigned-char -ferr
 const COPIES: [&str; 3] =
     ["no viable overloaded '='", "no matching constructor for init", "no matching conversion for"];
 
-/// Reads the compiler's errors, and its warnings about code that is an error in MSL. An error
-/// inside the shim is reported at the source line that a later note names.
+/// Reads the compiler's errors, and its warnings about code that is an error in MSL. An error in
+/// the folder `shim`, which has this crate's Metal headers, is reported at the source line that a
+/// later note names.
 fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
     let shim = shim.to_string_lossy();
     let mut found = Vec::new();
@@ -107,8 +108,9 @@ fn diagnostics(messages: &str, shim: &Path) -> Vec<Violation> {
         let Some((file, number, severity, text)) = diagnostic(line) else { continue };
         let narrowing = text.contains("to 'bfloat'") || text.contains("__bf16')");
         let counts = match severity {
-            // Ignore failed static assertions, since this build has no packed vectors. The compiler
-            // checks the assertions again in the build that the simulator runs.
+            // Ignore failed static assertions, since this build replaces packed vectors of three
+            // elements by larger vectors. The compiler checks the assertions again in the build
+            // that the simulator runs.
             "error" | "fatal error" => {
                 !is_of_a_space(text) && !text.starts_with("static assertion failed")
             }

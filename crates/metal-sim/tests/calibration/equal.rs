@@ -16,7 +16,8 @@ fn traffic(launch: &Launch, report: &Report) -> Vec<(u64, u64)> {
     tensors.map(|traffic| (traffic.read_bytes, traffic.written_bytes)).collect()
 }
 
-/// Runs all launches both ways. Returns the number of kernels.
+/// Compares the kernels of `library` with Apple's kernels in all launches. Returns the number of
+/// kernels.
 fn compare(library: &Library, constants: &Constants, launches: &[Launch]) -> usize {
     let mut kernels = BTreeMap::new();
     for launch in launches {
