@@ -25,7 +25,7 @@ const CASES: [Case; 3] = [
     // Each of the two versions adds FEATURES squares, in a different order, with an error of up to
     // FEATURES / 2 epsilons. The square root halves the error. So the results differ by up to
     // FEATURES / 2 epsilons and the errors of a few roundings. The gradient of x contains the
-    // reciprocal square root four times, and a second sum.
+    // reciprocal square root four times, and a second sum, so its bound is larger.
     Case {
         dtype: Dtype::Float32,
         epsilon: f32::EPSILON,

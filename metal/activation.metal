@@ -1,6 +1,6 @@
 #include "activation_functions.h"
 
-/** The part of flat arrays that a threadgroup computes: a quad for each thread. */
+/** The part of flat arrays that a threadgroup computes: READS elements (a quad) for each thread. */
 struct Span {
   size_t start;
   uint at;
@@ -95,8 +95,8 @@ METAL_FUNC packed4<T> factors(const device T* of, uint columns, uint at) {
   return quad;
 }
 
-/** The grid has quads of columns along x and AFFINE_ROWS rows along y, which share one read of
- * scale and shift. */
+/** Each thread computes a quad of columns (grid x) in AFFINE_ROWS rows (grid y), and reads scale
+ * and shift once for these rows. */
 template <typename T>
 [[kernel]] void activation_affine(
     const device T* x [[buffer(0)]],

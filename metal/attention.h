@@ -22,8 +22,8 @@ enum : unsigned {
   ATTENTION_ADDITIVE_MASK = 2,
 };
 
-/** The keys of a tile of the matrix kernel. The tile and the queries fit in 32 KB of threadgroup
- * memory. */
+/** The number of keys of a tile of the matrix kernel. The tile and the queries fit in 32 KB of
+ * threadgroup memory. */
 constexpr unsigned attention_tile_keys(unsigned row_bytes) {
   return row_bytes > 512 ? 8 : row_bytes > 384 ? 16 : 32;
 }
@@ -51,7 +51,7 @@ struct AttentionParams {
   unsigned end;       // the end of the keys that any row sees
   unsigned chunk;     // keys of a split
   unsigned splits;    // more than one write partial results
-  unsigned before;    // splits of the first SIMD_WIDTH ones that lie before `first`
+  unsigned before;    // splits that lie before `first`, modulo SIMD_WIDTH
   unsigned quantized_group;
   unsigned window; // positions that a query sees, back from its own; 0 if unlimited
   unsigned causal;
@@ -61,7 +61,7 @@ struct AttentionParams {
   float soft_cap; // 0 if none
 };
 
-/** The arrays in which a kernel of the backward pass differentiates. */
+/** The arrays with respect to which a kernel of the backward pass differentiates. */
 enum : unsigned {
   ATTENTION_QUERIES = 0,
   ATTENTION_KEYS = 1,
@@ -69,15 +69,16 @@ enum : unsigned {
   ATTENTION_MASK = 3,
 };
 
-/** SIMD groups of a threadgroup of the backward pass, and fragments of a tile. The groups' rows
- * (queries and cotangents, or keys and values) and the tile fit in 32 KB of threadgroup memory.
- * */
+/** The number of SIMD groups of a threadgroup of the backward pass, and of fragments (eight rows)
+ * of a tile. The groups' rows (queries and cotangents, or keys and values) and the tile fit in 32
+ * KB of threadgroup memory. */
 constexpr unsigned attention_grad_simds(unsigned row_bytes) {
   const unsigned most = ATTENTION_MATRIX_SIMDS;
   return row_bytes > 512 ? 1 : row_bytes > 256 ? 2 : most;
 }
 
-/** The backward pass over plain keys and values. The names are as in AttentionParams. */
+/** The backward pass, for keys and values that are not quantized. AttentionParams explains the
+ * names. */
 struct AttentionGradParams {
   AttentionView q;
   AttentionView k;

@@ -7,7 +7,8 @@
 // scores by the lowest number. A row that sees no key therefore gives all keys equal weights.
 #define MASKED_SCORE (-FLT_MAX)
 
-/** The larger score; ignores NaN, while the result of max() for NaN depends on the hardware. */
+/** The larger score, or a if one of them is NaN. The result of max() for NaN depends on the
+ * hardware. */
 METAL_FUNC float larger_score(float a, float b) {
   return a < b ? b : a;
 }

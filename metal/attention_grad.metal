@@ -246,7 +246,7 @@ template <typename T, uint FEATURES, uint KIND>
           const device float* kept = stats + ATTENTION_STATS * size_t(row);
           value = fast::exp(score.value - kept[0]) * kept[1];
           if (KIND != ATTENTION_VALUES) {
-            // If a row sees no key, all its keys have equal weights, whatever the scores are.
+            // If a row sees no key, its keys have equal weights for any scores: all slopes are 0.
             const float grad = value * (grads[c].thread_elements()[i] - kept[2]);
             value = score.slope == 0.0f ? 0.0f : grad * score.slope;
           }

@@ -9,7 +9,8 @@ struct HeadRows {
   uint heads;
 };
 
-/** Copies rows, beginning with `first`, to a tile of `room` rows; zeros past either end. */
+/** Copies rows, beginning with `first`, to a tile of `room` rows; zeros after `count` rows and
+ * after `dim` features. */
 template <typename T, uint FEATURES>
 METAL_FUNC void load_head_rows(
     threadgroup T* tile,

@@ -63,7 +63,7 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     }
     all_queries[i / FEATURES * PITCH + feature] = value;
   }
-  // The addresses of a lane's elements in the first matrices.
+  // The address of this lane's two elements in the first 8x8 matrix of its SIMD group's queries.
   const threadgroup T* own_queries =
       all_queries + ((simd * ATTENTION_FRAGMENT + matrix_y) * PITCH + matrix_x);
 
@@ -76,7 +76,8 @@ template <typename T, uint BITS, uint FEATURES, bool PLAIN>
     seen.first = 0; // a row whose keys are all masked weighs them equally
     seen.end = params.keys;
   }
-  // The first tile begins at a multiple of KEYS, for every block of rows.
+  // The first tile begins at a multiple of KEYS, unless the keys of the launch or of the split
+  // begin later.
   uint first = max(seen.first / KEYS * KEYS, params.first);
   uint end = min(seen.end, params.end);
   if (params.splits > 1) {
@@ -311,7 +312,8 @@ template <typename T>
   if (params.has_sinks != 0) {
     weight = fast::exp(sink - maximum);
   }
-  // A split has the same lane for all rows, even if the rows begin with different splits.
+  // `before` counts the skipped splits, so a split has the same lane in launches that begin with
+  // different splits.
   const uint end = params.before + params.splits;
   for (uint base = 0; base < end; base += SIMD_WIDTH) {
     const uint head = base == 0 ? params.before : 0;

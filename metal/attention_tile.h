@@ -17,7 +17,8 @@ METAL_FUNC uint first_copied(uint thread_index) {
 
 /**
  * Copies contiguous rows of FEATURES elements to a tile, with zeros past their end. Each thread
- * copies parts of one row, which begins at `from`; the threads of a row take its parts in turn.
+ * copies parts of the row that begins at `from`, then of every `threads / OF_ROW`th row after it.
+ * The threads of a row take its parts in turn.
  */
 template <typename T, uint FEATURES>
 METAL_FUNC void load_plain_tile(
@@ -52,8 +53,9 @@ METAL_FUNC void load_plain_tile(
 }
 
 /**
- * Copies rows from `first` on of the array at `begins` to a tile, with zeros past the end of array
- * or tile. A thread computes each position again, because it has few registers.
+ * Copies `count` rows from `first` on to a tile, with zeros after these rows and after `dim`
+ * features. `begins` has the offsets of data, scales and biases. A thread computes each position
+ * again, because it has few registers.
  */
 template <typename T, uint BITS, uint FEATURES>
 METAL_FUNC void load_tile(

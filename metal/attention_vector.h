@@ -103,7 +103,8 @@ METAL_FUNC void exchange(thread float* sums, uint distance, uint lane) {
   }
 }
 
-/** Sums each of eight values over a SIMD group. The four lanes of slot i get the sum of value i. */
+/** Sums each of eight values over a SIMD group. Lanes 4 i to 4 i + 3 (slot i) get the sum of value
+ * i. */
 METAL_FUNC float sum_of_slot(thread float* eight, uint lane) {
   exchange<4>(eight, 16, lane);
   exchange<2>(eight, 8, lane);

@@ -122,7 +122,7 @@ enum : uint {
 #endif
 };
 
-/** Loads elements at, ..., at + 3 of a row. Elements past its end are `pad`. */
+/** Loads READS elements of a row, from element `at` on. Elements past its end are `pad`. */
 template <typename T>
 METAL_FUNC packed4<T> load4(const device T* row, uint at, uint axis, T pad) {
   const device T* from = row + at;

@@ -1,7 +1,8 @@
 #include "cross_entropy.h"
 #include "softmax_rows.h"
 
-// If a target is not a class, the result of its row is NaN, and the kernel reads no logit for it.
+// If a target is neither ignored nor a class, the loss of its row is NaN, and the kernel does not
+// read row[target], which may lie outside of the array.
 
 METAL_FUNC bool is_ignored(constant CrossEntropyParams& params, int target) {
   return params.ignores != 0 && target == params.ignored;
@@ -145,7 +146,7 @@ METAL_FUNC Shares load_shares(
   return shares;
 }
 
-/** Gradients at, ..., at + 3: weight * (softmax - (1 - smoothing) * onehot - spread). */
+/** Gradients from `at` on: weight * (softmax - (1 - smoothing) * onehot - smoothing / classes). */
 template <typename T>
 METAL_FUNC void store_gradients4(
     const device T* x, device T* out, uint at, uint axis, Shares shares, bool counts) {

@@ -33,7 +33,8 @@ METAL_FUNC void add_products(
   }
 }
 
-/** Computes up to ROWS rows of x, which the threadgroup stages as floats. Reads w once. */
+/** Computes the results for up to ROWS rows of x, which the threadgroup stages as floats. Reads w
+ * once. */
 template <typename T, uint ROWS>
 [[kernel]] void linear_few(
     const device T* x [[buffer(0)]],

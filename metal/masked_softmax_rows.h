@@ -1,5 +1,5 @@
-// The range of keys that a query sees in its row of scores. The kernels do not read keys outside
-// it.
+// The range of keys that a query sees in its row of scores. The kernels read neither scores nor
+// mask elements outside it.
 #pragma once
 
 #include "masked_softmax.h"

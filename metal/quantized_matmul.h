@@ -23,8 +23,8 @@ enum : unsigned {
 };
 
 /**
- * Returns the number of columns of x that `quantized_few` of metal/nvidia stages at a time: a
- * multiple of the columns of a step of its SIMD groups.
+ * Returns the number of columns of x that `quantized_few` of metal/nvidia stages at a time: all
+ * columns, rounded up to a multiple of 128, or as many steps of its SIMD groups as fit.
  */
 constexpr unsigned quantized_few_staged(
     unsigned rows, unsigned band, unsigned axis, unsigned splits) {

@@ -155,8 +155,8 @@ template <typename T, uint BITS, uint FLOATS, uint M, uint R>
   for (uint i = 0; i < M * R; i++) {
     sums[i] = 0.0f;
   }
-  // For one row of x, enough registers are free to load the weights of a lane's next step early,
-  // and in most kernels the first values that a thread stages. These loads run while the threads
+  // For one row of x, enough registers are free to load the weights of a lane's next step early
+  // and, in 16-bit types, the first values that a thread stages. These loads run while the threads
   // wait for each other.
   constexpr bool EARLY = M == 1 && BITS != 5; // the many pieces of 5 bits would cost more
   constexpr bool VALUES_EARLY = M == 1 && sizeof(T) == 2;

@@ -1,6 +1,6 @@
-// How weights are packed, and the steps after products. All kernels for quantized weights use this
-// file. A weight is packed as a code of BITS bits; groups of codes share a scale and, in some
-// formats, a bias.
+// How weights are packed, and the steps after products. All kernels that multiply with packed
+// weights use this file. A weight is packed as a code of BITS bits; groups of codes share a scale
+// and, in some formats, a bias.
 #pragma once
 
 #include "common.h"
@@ -138,7 +138,7 @@ METAL_FUNC void unpack(const thread piece_t<BITS>* pieces, thread uint* words) {
   }
 }
 
-/** One packed matrix. Scales and biases have type T, or scales are bytes. */
+/** One packed matrix. `Scales` below says how the scales and biases are stored. */
 template <typename T>
 struct Part {
   const device uchar* packed;
@@ -182,9 +182,10 @@ struct OfBlock {
 };
 
 /**
- * The groups of a block of 256 weights share 20 bytes: two halves, then sixteen integers. With 6
- * bits, these integers are the scales of sixteen groups, plus 128, and the codes have the offset
- * 32. With other bits, the integers are the scales, then the biases, of eight groups.
+ * The groups of a block of 256 weights share 20 bytes: two halves, which multiply the scales and
+ * the biases, then sixteen integers. With 6 bits, these integers are the scales of sixteen groups,
+ * plus 128, and the codes have the offset 32. With other bits, the integers are the scales, then
+ * the biases, of eight groups.
  */
 template <typename T, uint BITS>
 struct Scales<T, BITS, K_QUANTS> {

@@ -117,7 +117,8 @@ METAL_FUNC void multiply_tile(
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-/** Multiplies many normalized rows of x. Weights are decoded into tiles in threadgroup memory. */
+/** Multiplies many rows of x, without normalizing them. Weights are decoded into tiles in
+ * threadgroup memory. */
 template <typename T, uint BITS, uint FP4, uint ROWS>
 [[kernel]] void quantized_tile(
     const device T* x [[buffer(0)]],

@@ -38,7 +38,7 @@ struct MaxFold {
   }
 };
 
-/** Combines every `stride`-th quad of x, beginning at `at`. */
+/** Combines quads of x that are `stride` elements apart, beginning with the quad at `at`. */
 template <typename T, typename Fold>
 METAL_FUNC float fold_quads(const device T* x, uint at, uint stride, uint length) {
   float value = Fold::start();
@@ -98,8 +98,9 @@ template <typename T, typename U, typename Fold>
   }
 }
 
-// The types of input and output. One dispatch reduces complete rows. If rows are split, one
-// dispatch reduces pieces to floats, and a second dispatch reduces the floats to results.
+// The names of kernels end with the types of input and output. One dispatch reduces complete rows.
+// If rows are split, one dispatch reduces pieces to floats, and a second dispatch reduces the
+// floats to results.
 #define REDUCE_ROWS(NAME, FOLD, DTYPE, T)                                        \
   MLXP_KERNEL("mlxp_reduce_simd_" NAME DTYPE "_" DTYPE, reduce_simd<T, T, FOLD>) \
   MLXP_KERNEL("mlxp_reduce_group_" NAME DTYPE "_" DTYPE, reduce_group<T, T, FOLD>)

@@ -2,7 +2,7 @@
 
 #include "common.h"
 
-// The arithmetic of RMS normalization, for rms_norm and for the kernels that include it.
+// The arithmetic of RMS normalization, for rms_norm and for other kernels that also normalize.
 
 /** Adds the squares of x to `sum` in the order of the row. */
 template <typename T>

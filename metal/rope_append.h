@@ -32,7 +32,7 @@ struct RopeAppendParams {
   float multiplier; // multiplies the rotated features
 };
 
-/** The offset of all texts, if the processor knew it when it encoded the kernel. */
+/** The offset of all sequences, if the CPU knew it when it encoded the kernel. */
 struct KnownOffset {
   unsigned known;
   int offset;

@@ -4,7 +4,7 @@
 #include "common.h"
 
 // NVIDIA's compiler would fuse the sum with one of its products, but not always with the same
-// product.
+// product. So the code for CUDA chooses the product itself.
 
 /** Returns a * b + c * d. */
 METAL_FUNC float sum_of_products(float a, float b, float c, float d) {

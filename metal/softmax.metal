@@ -42,7 +42,8 @@ template <typename T>
   write_softmax(scores, SimdRow{lane}, Quads<1>());
 }
 
-/** As in MLX, these process rows of several quads in a loop, with two barriers in all. */
+/** The maximum and the sum take two barriers each if a thread has one quad, and one each if it has
+ * several. With QUADS = 0, which allows any number of quads, both take one barrier together. */
 template <typename T, uint QUADS>
 [[kernel]] void softmax_row(
     const device T* x [[buffer(0)]],

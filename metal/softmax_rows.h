@@ -1,4 +1,5 @@
-// Computes exponentials of a row. The kernels of softmax and logsumexp use this file.
+// Computes exponentials of a row. The kernels of softmax, masked softmax, logsumexp and
+// cross-entropy use this file.
 #pragma once
 
 #include "rows.h"
@@ -8,7 +9,8 @@ METAL_FUNC float softmax_exp(float x) {
   return fast::exp(x);
 }
 
-/** The larger value; ignores NaN, while the result of max() for NaN depends on the hardware. */
+/** The larger value, or a if one of them is NaN. The result of max() for NaN depends on the
+ * hardware. */
 METAL_FUNC float larger(float a, float b) {
   return a < b ? b : a;
 }
@@ -57,7 +59,7 @@ METAL_FUNC RowStats no_stats() {
   return {-FLT_MAX, 0.0f};
 }
 
-/** Adds four elements, and replaces them by their exponentials relative to the new maximum. */
+/** Adds READS elements, and replaces them by their exponentials relative to the new maximum. */
 METAL_FUNC RowStats with4(RowStats stats, thread float* values) {
   const float grown = max4(stats.maximum, values);
   if (grown > stats.maximum) { // else the factor is exp(0) = 1

@@ -3,8 +3,8 @@
 #include "rows.h"
 
 /**
- * Sorts the copies by row, and the copies of a row by position. Each SIMD group has a copy, and
- * counts the copies that come before it.
+ * Sorts the copies (the rows that `take` returned) by the matrix row that they copy, then by
+ * position. Each SIMD group has a copy, and counts the copies that come before it.
  */
 template <typename ID>
 [[kernel]] void take_grad_order(

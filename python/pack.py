@@ -50,7 +50,8 @@ def tag(libraries):
 
 
 def extras(versions):
-    """Returns the metadata of the extras, such as `mlx-primitives[cpu]`. Each extra installs the extra of MLX.
+    """Returns the metadata of the extras, such as `mlx-primitives[cpu]`. Each extra installs the extra of MLX that has
+    the same name.
 
     MLX_PRIMITIVES_CUDA lists the versions of MLX whose libraries have CUDA.
     """

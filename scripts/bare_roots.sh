@@ -136,7 +136,7 @@ grep -qxF "$first" README.md || die "README has another first command"
 named=$(sed -n 's/^.*`apt-get install \([^`]*\)`.*$/\1/p' README.md | head -n 1)
 [ -n "$named" ] || die "README names no packages"
 
-# The script must name missing tools one by one, in the order in which it checks them.
+# scripts/build_metal.sh must name missing tools one by one, in the order in which it checks them.
 from_nothing() {
   fresh "$1" /home/me/mlx-primitives
   says "nothing is installed" $install "cargo is not on PATH, and Rust 1.89 or later is needed; install it by https://rustup.rs"

@@ -6,8 +6,8 @@
 #   scripts/build_metal.sh [--cuda] [--simulator]
 #
 # --cuda also installs MLX for NVIDIA GPUs, NVRTC and CUDA's headers, for the feature `cuda`.
-# --simulator also installs a clang on Linux, for the tests that simulate Metal. These tests run
-# the script with --simulator themselves.
+# --simulator also finds or installs a clang on Linux, for the tests that simulate Metal. These
+# tests run the script with --simulator themselves.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Compares the simulator of crates/metal-sim with Apple's compiler: MLX's macOS wheels contain every
 # MLX kernel as Apple compiled it. The script compares argument tables, results and memory traffic.
-# It also counts the crate's kernels side by side with MLX's kernels.
+# It also counts bytes, barriers and SIMD operations of the crate's kernels beside those of MLX's
+# kernels.
 #
 #   scripts/calibrate.sh [--table] [--all]
 #

@@ -160,7 +160,8 @@ def run(programs, number, tests, simulated):
 
 
 def run_in(program, number, tests, simulated):
-    """Runs tests of one program with fault `number`, or none for 0, on the CPU or in the Metal simulator.
+    """Runs tests of one program with fault `number`, or without a fault if it is 0, on the CPU or in the Metal
+    simulator.
 
     Returns the failures in words, or None if all tests pass.
     """

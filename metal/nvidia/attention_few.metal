@@ -133,7 +133,8 @@ template <typename T, uint DIM>
     }
     maximum = grown;
 
-    // Split a weight into two elements. Their sum has about as many bits as a float.
+    // Split a weight into two 16-bit elements. Their sum is much closer to the weight than one
+    // element.
     float total = 0.0f;
     uint high[2];
     uint low[2];

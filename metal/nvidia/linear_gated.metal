@@ -43,7 +43,7 @@ METAL_FUNC float add_staged(float sum, const threadgroup T* from) {
   return sum;
 }
 
-/** Normalizes one element. Each step is rounded to T, as in `rms_norm`. */
+/** Normalizes a unit, which is eight elements. Each step is rounded to T, as in `rms_norm`. */
 template <typename T>
 METAL_FUNC uint4 normalized_unit(uint4 x, uint4 norm, float inverse) {
   for (uint i = 0; i < 4; i++) {
@@ -57,8 +57,8 @@ METAL_FUNC uint4 normalized_unit(uint4 x, uint4 norm, float inverse) {
 }
 
 /**
- * Normalizes the row in place. The squares are added in the order of `rms_norm`, which uses
- * `params.sums` threads.
+ * Copies the row and the norm's weight to `stage.staged`, and normalizes the row there. The squares
+ * are added in the order of `rms_norm`, which uses `params.sums` threads.
  */
 template <typename T>
 METAL_FUNC void stage_normed(
@@ -106,9 +106,9 @@ METAL_FUNC void stage_normed(
 }
 
 /**
- * Computes silu(y * gate^T) * (y * up^T) for a normalized row y of x. The products are computed as
- * in `linear_tiles`. Half of a block's rows belong to each of the two matrices. A threadgroup
- * normalizes x once, then computes several blocks.
+ * Computes silu(y * gate^T) * (y * up^T) where y is the normalized row of x. The products are
+ * computed as in `linear_tiles`. A block is LINEAR_TILE_ROWS rows of weights, half of them from
+ * each of the two matrices. A threadgroup normalizes x once, then computes several blocks.
  */
 template <typename T>
 [[kernel, max_total_threads_per_threadgroup(LINEAR_GATED_THREADS)]] void linear_gated(

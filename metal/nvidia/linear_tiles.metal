@@ -3,10 +3,10 @@
 #include "nvidia/linear_tiles.h"
 
 /**
- * Up to LINEAR_FEW_ROWS rows of x. Each SIMD group multiplies LINEAR_TILE_ROWS rows of weights, as
- * small matrices, with a part of the columns. The other SIMD groups of its threadgroup multiply the
- * other parts. A row of x is a column of the right matrix, so the order of its sums does not depend
- * on the other rows.
+ * Multiplies up to LINEAR_FEW_ROWS rows of x. Each SIMD group multiplies LINEAR_TILE_ROWS rows of
+ * weights, as small matrices, with a part of the columns. The other SIMD groups of its threadgroup
+ * multiply the other parts. A row of x is a column of the right matrix, so the order of its sums
+ * does not depend on the other rows.
  */
 template <typename T>
 [[kernel]] void linear_tiles(

@@ -103,7 +103,8 @@ struct FewPlaces {
   const threadgroup float* totals;
 };
 
-/** Adds the products with a block of x. A total sums x over the columns of OF_TOTAL units. */
+/** Adds the products with a block of x. A total is the sum of x over OF_TOTAL units of
+ * QUANTIZED_VALUES columns. */
 template <typename T, uint BITS, uint FLOATS, uint BAND, uint SPAN, uint OF_TOTAL>
 METAL_FUNC void add_few(
     thread float* sums, // of two rows of weights and two rows of x, in each pass

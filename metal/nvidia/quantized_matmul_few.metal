@@ -258,7 +258,7 @@ template <typename T, uint BITS, uint FLOATS, uint SPAN>
   QUANTIZED_BANDS(FORMAT "_g32", DTYPE, __VA_ARGS__, 1) \
   QUANTIZED_BANDS(FORMAT "_g64", DTYPE, __VA_ARGS__, 2) \
   QUANTIZED_BANDS(FORMAT "_g128", DTYPE, __VA_ARGS__, 4)
-// There is no variant for five bits, because it would need too many registers.
+// `quantized_walk` has no variant for five bits, because it would need too many registers.
 #define QUANTIZED_WALKS(FORMAT, DTYPE, ...)            \
   QUANTIZED_WALK(FORMAT "_g32", DTYPE, __VA_ARGS__, 1) \
   QUANTIZED_WALK(FORMAT "_g64", DTYPE, __VA_ARGS__, 2) \

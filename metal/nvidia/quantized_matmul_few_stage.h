@@ -32,7 +32,7 @@ struct FewStage {
 /**
  * Stages the unit `index` if it exists. A unit is QUANTIZED_VALUES columns of a row. The order is
  * the one in which `few_numbers` returns the weights: eight values for each lane of a block, lane
- * by lane. A total covers the columns of OF_TOTAL units. All lanes of a SIMD group call this
+ * by lane. A total is the sum of the columns of OF_TOTAL units. All lanes of a SIMD group call this
  * function.
  */
 template <typename T, uint BITS, uint BAND, uint OF_TOTAL>

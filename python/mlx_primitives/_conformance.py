@@ -14,8 +14,8 @@ from ._kernel import Kernel, _all
 # The largest allowed error, as a fraction of the largest value of the reference. It covers the
 # rounding of sums of a few thousand products.
 _NEAR = {mx.float32: 1e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
-# The largest allowed error of a derivative along the gradient's direction. The reference is a
-# difference of values in float64.
+# The largest allowed error of a derivative along the gradient's direction, as a fraction of the
+# reference, which is a difference of values in float64.
 _SLOPE = {mx.float32: 1e-3, mx.float16: 2e-2, mx.bfloat16: 1e-1}
 
 
@@ -196,10 +196,11 @@ def conformance(op: Kernel, *inputs: mx.array, tolerance: float | None = None) -
 
         print(conformance(square, mx.random.normal((33, 7))))
 
-    The kernel runs on the GPU, or in the simulator in every order of threads. The checks compare its results with the
-    results of `cpu` for four kinds of inputs: the given inputs; each input spaced, transposed and reversed in memory,
-    where the bits must not change; inputs with NaN, infinities and large numbers; and inputs under `mx.vmap`. They
-    also compare the gradient of each floating input with a difference of values of `cpu` in float64.
+    The kernel runs on the GPU, or in the simulator, which runs the given inputs in three orders of threads: forward,
+    reversed and shuffled. The checks compare its results with the results of `cpu` for four kinds of inputs: the given
+    inputs; each input spaced, transposed and reversed in memory, where the bits must not change; inputs with NaN,
+    infinities and large numbers; and inputs under `mx.vmap`. They also compare the gradient of each floating input with
+    a difference of values of `cpu` in float64.
 
     `tolerance` is the largest allowed error, as a fraction of the largest value. The default is 1e-5 in float32, 4e-3
     in float16 and 3e-2 in bfloat16.

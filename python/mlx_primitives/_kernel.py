@@ -79,7 +79,7 @@ class Kernel:
         return self._launch(tuple(map(mx.stop_gradient, inputs))) if self._launches() else self.cpu(*inputs)
 
     def _differentiable(self) -> Callable:
-        """Makes the op with its derivatives. `vjp`, if given, computes the gradients. `cpu` gives all others."""
+        """Makes the op with its derivatives. `cpu` gives them, except the gradients if `vjp` is given."""
         op = mx.custom_function(self._forward)
         op.vjp(lambda primals, cotangents, outputs: self._backward(_all(primals), cotangents, outputs))
         op.jvp(lambda primals, tangents: self._along(_all(primals), _all(tangents)))
@@ -162,9 +162,9 @@ def kernel(
     types of the outputs. It also gives the derivatives, unless `vjp(primals, cotangents, outputs)` returns the
     gradients of all inputs, as for an `mx.custom_function`.
 
-    Under `mx.vmap` the kernel is launched for each entry. The kernel runs inside `simulate`. It is also built to run
-    on a Mac's GPU and, by a library with CUDA, on an NVIDIA GPU, but has not run on either GPU yet. Inputs that are
-    not row-contiguous are copied first, unless `ensure_row_contiguous` is False.
+    Under `mx.vmap` the kernel is launched for each entry. Inside `simulate`, it runs in a simulator on the CPU. It is
+    also built to run on a Mac's GPU and, by a library with CUDA, on an NVIDIA GPU, but has not run on either GPU yet.
+    Inputs that are not row-contiguous are copied first, unless `ensure_row_contiguous` is False.
     """
     return Kernel(
         name, inputs, outputs, metal, cpu, vjp, grid, threadgroup, template, header, ensure_row_contiguous

@@ -48,8 +48,8 @@ def _choose(folder, version):
 def _load(path):
     """Loads the library at a path. Its calls hold Python's lock.
 
-    The loader looks up the library's functions only when they are called. MLX for CPUs lacks the functions of CUDA,
-    which are then never called. ctypes would look up all functions at once, and fail.
+    The loader looks up each function of MLX that the library needs only when it is called. MLX for CPUs lacks the
+    functions of CUDA, which are then never called. ctypes would look up all functions at once, and fail.
     """
     system = ctypes.CDLL(None)
     open_, error = system.dlopen, system.dlerror  # looking up a function later would clear the error
@@ -144,5 +144,5 @@ def set_cpu_threads(threads):
 
 
 def set_row_order(order):
-    """Sets the order in which this thread's ops add up a row, and returns the previous order. Orders are numbers."""
+    """Sets the order in which this thread's ops add up a row, and returns the previous one (see ops/_order.py)."""
     return library.mlx_primitives_row_order(ctypes.c_int(order))

@@ -221,7 +221,7 @@ def test_functions_that_others_replaced_are_called(models, monkeypatch):
 
 
 def test_a_cache_changes_between_steps(models):
-    """After each change, steps give the results of mlx-lm, if all steps are patched and if every other step is."""
+    """After each change, steps give the results of mlx-lm, if all steps are patched or only every other one."""
     module = models("llama")
 
     def quantized(run):

@@ -1,6 +1,6 @@
-//! Limits how long a joined rank waits for MLX, since MLX's waits have no time limit. After a
-//! connection is lost, this rank must not use it again: a later collective on it would never
-//! return.
+//! Watches how long a joined rank waits for MLX, since MLX's waits have no time limit: [`overdue`]
+//! finds a wait beyond its limit. After a failed evaluation, this rank must not start another one:
+//! a collective on a lost connection would never return.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ static STATE: Mutex<State> =
 struct State {
     last: u64,
     waits: BTreeMap<u64, Wait>,
-    /// The limit for the duration of an evaluation.
+    /// The longest time that an evaluation may wait.
     limit: Option<Duration>,
     broken: bool,
 }
@@ -95,7 +95,7 @@ pub(super) fn waiting<R>(name: &'static str, limit: Duration, f: impl FnOnce() -
     result
 }
 
-/// Extends the limits of all waits by the time in which this process was stopped.
+/// Extends the limits of all waits by the time for which this process was suspended.
 pub(super) fn forgive(stopped: Duration) {
     if !stopped.is_zero() {
         state().waits.values_mut().for_each(|wait| wait.start += stopped);

@@ -28,10 +28,11 @@ fn soft_cap_conforms() -> Result<()> {
     passed(&report)
 }
 
-/// In float32, n squares, n - 1 additions and a division are rounded. The error of a rounding is at
-/// most half an epsilon, which is at most an ulp. If all elements of a row are equal, all errors
-/// have the same sign. A result in 16 bits is rounded once more, from a sum whose error is far
-/// below the ulp of the result.
+/// In float32, n squares, n - 1 additions and a division are rounded. The relative error of each
+/// addition, of the division and of all squares together is at most half an epsilon, which is at
+/// most an ulp. If all elements of a row are equal, these errors may all have the same sign. A
+/// result in 16 bits is rounded once more, from a sum whose error is far below the ulp of the
+/// result.
 #[test]
 fn mean_square_conforms() -> Result<()> {
     let report = Conformance::new(

@@ -1,4 +1,5 @@
-//! Tests the kernels alone, in the simulator: their traffic and results, in every order of threads.
+//! Tests the kernels alone, in the simulator: `mean_square` in each kind of thread order
+//! ([`Schedule`]), with the bytes that it reads and writes, and `soft_cap` in the default order.
 #![cfg(target_os = "linux")]
 
 use half::bf16;

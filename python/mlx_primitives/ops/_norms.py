@@ -38,7 +38,8 @@ def layer_norm(
 ) -> mx.array:
     """`(x - mean(x)) / sqrt(var(x) + eps) * weight + bias` over the last axis.
 
-    `x` is `[..., n]`, `weight` and `bias` are `[n]` or None. The variance is a sum of squares divided by n.
+    `x` is `[..., n]`, `weight` and `bias` are `[n]` or None. The variance is the sum of squared differences from the
+    mean, divided by n.
     """
     return call(f.layer_norm, stream, x, weight, bias, eps)
 
@@ -111,7 +112,7 @@ def cross_entropy(
     """`logsumexp(logits) - logits[target]` for each row, like `mlx.nn.losses.cross_entropy`.
 
     `logits` is `[..., classes]`, and `targets` is `[...]` with integers. The loss has the shape of the targets. Rows
-    with the target `ignore_index` have no loss and no gradient.
+    with the target `ignore_index` have a loss and a gradient of 0.
     """
     return call(f.cross_entropy, stream, logits, targets, label_smoothing, ignore_index)
 

@@ -1,7 +1,8 @@
 """Computes a block of a Llama (attention and MLP) in one call, for few tokens.
 
 The kernels of the block's products also compute its normalizations and additions. One product computes queries, keys
-and values together. All results equal the results of separate ops bit for bit.
+and values together. On a CPU, all results equal the results of separate ops bit for bit; a GPU adds some sums in
+another order.
 """
 
 from __future__ import annotations

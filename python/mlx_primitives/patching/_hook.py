@@ -9,9 +9,9 @@ import mlx.core as mx
 #: The errors that an op raises for a call that it does not support.
 REFUSED = (TypeError, ValueError, RuntimeError)
 _MOST_REASONS = 16
-#: The most rows that one kernel multiplies with packed weights.
+#: The most rows that the kernels for few rows multiply with packed weights.
 FEW_ROWS = 8
-#: The reason why products on an NVIDIA GPU run MLX's op.
+#: The reason that a report gives for products that MLX's op computes on an NVIDIA GPU.
 MANY_ROWS = "more than %d rows, on an NVIDIA GPU" % FEW_ROWS
 
 
@@ -26,7 +26,7 @@ def has_many_rows(x: Any) -> bool:
 
 
 class Hook:
-    """One replaced function: the original, the number of calls that our ops computed, and why others did not."""
+    """One replaced function: the original, the number of calls that our ops computed, and why MLX computed others."""
 
     def __init__(self, name: str, original: Callable, of_class: bool = False) -> None:
         self.name = name

@@ -107,7 +107,7 @@ def _replace_in(name: str) -> None:
 def patch() -> None:
     """Makes `mlx.core.fast`, `mlx.nn` and `mlx_lm` use the ops of this package for the calls that the ops support.
 
-    Modules that are imported after this call are patched when they are imported. A second call does nothing.
+    Modules of mlx-lm that are imported after this call are patched when they are imported. A second call does nothing.
     """
     with _State.lock:
         if _State.patched:

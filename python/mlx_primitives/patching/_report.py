@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """The calls of one replaced function since `patch`: the number that our ops computed, and why others did not."""
+    """The calls of a replaced function since `patch`: the number that our ops computed, and why MLX computed others."""
 
     name: str
     served: int
