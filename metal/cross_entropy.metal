@@ -163,7 +163,8 @@ METAL_FUNC void store_gradients4(
   store4(out, at, axis, quad);
 }
 
-/** A SIMD group computes a complete row, or a threadgroup computes a part of a row. */
+/** With QUADS = 1, each SIMD group computes a complete row. Otherwise each threadgroup computes a
+ * part of a row. */
 template <typename T, uint QUADS>
 [[kernel]] void cross_entropy_grad(
     const device T* x [[buffer(0)]],

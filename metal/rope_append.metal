@@ -94,8 +94,7 @@ template <typename T, bool INTERLEAVED, bool EXPLICIT>
 
 /**
  * Computes the derivatives of all heads, with a thread for each pair as in `rope_append`. The
- * gradients of the rows that a step wrote to the state move to the step, and become zeros in the
- * state.
+ * gradients of the rows that a step wrote to the state move to `qkv`, and become zeros in `state`.
  */
 template <typename T, bool INTERLEAVED, bool EXPLICIT>
 [[kernel]] void rope_append_grad(

@@ -22,8 +22,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PACKAGE = "mlx_primitives"
 LIBRARY = re.compile(r"libmlx_primitives_(\d+_\d+_\d+)\.(so|dylib)")
-# For each version of libstdc++, the oldest glibc of a Linux distribution with this libstdc++. The
-# table follows the policies of manylinux.
+# For each version of libstdc++, the minor version of the oldest glibc 2 of a Linux distribution
+# with this libstdc++. The table follows the policies of manylinux.
 LIBSTDCXX = [((3, 4, 24), 28), ((3, 4, 28), 31), ((3, 4, 29), 34), ((3, 4, 30), 35), ((3, 4, 33), 39)]
 
 

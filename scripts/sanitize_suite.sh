@@ -11,8 +11,7 @@ case $(uname -sm) in
   *) echo "sanitize_suite: not run: this needs Linux on x86-64" >&2 && exit 0 ;;
 esac
 
-# Skips tests that measure memory, tests that run builds, and tests in child processes, which `cargo
-# test` covers.
+# Skips tests that measure memory, run builds or run in child processes. `cargo test` covers them.
 filter=("$@")
 [ ${#filter[@]} -gt 0 ] || for module in build:: simulated:: memory:: levels:: tidy:: checkpoints::corrupt:: \
   endings::short_threads file_faults::memory; do

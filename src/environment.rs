@@ -32,8 +32,8 @@ const OF_TESTS: [&str; 2] = ["MLX_PRIMITIVES_TEST_", "MLX_PRIMITIVES_SUITE_"];
 const MOST: i64 = i32::MAX as i64;
 
 /// MLX 0.32's variables with integer values, and the smallest and the largest value that have the
-/// documented effect. MLX converts other text to a number too, such as 0. With
-/// `MLX_BFS_MAX_WIDTH` of 0 it hangs.
+/// documented effect. MLX converts any other text to a number too, for example to 0. With 0 for
+/// `MLX_BFS_MAX_WIDTH` it hangs.
 const NUMBERS: [(&str, i64, i64); 16] = [
     ("MLX_BFS_MAX_WIDTH", 1, MOST),
     ("MLX_CUDA_CONV_CACHE_SIZE", 1, MOST),

@@ -80,8 +80,9 @@ pub fn clear_cache() -> Result<()> {
     Ok(ffi::clear_cache()?)
 }
 
-/// Sets how many bytes MLX keeps for reuse, and returns the previous limit. Without a GPU MLX keeps
-/// 32 MB: larger arrays then get new pages from the system, which cost more time than most ops.
+/// Sets how many bytes MLX keeps for reuse, and returns the previous limit. Without a GPU, MLX
+/// keeps 32 MB by default: larger arrays then get new pages from the system, which cost more time
+/// than most ops.
 ///
 /// # Errors
 ///

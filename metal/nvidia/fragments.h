@@ -73,7 +73,7 @@ METAL_FUNC float4 load_floats(const device float* from) {
 #endif
 }
 
-/** The sums of several values over a SIMD group, as by `simd_sum`; they overlap on CUDA. */
+/** The sums of several values over a SIMD group, as by `simd_sum`. On CUDA, additions overlap. */
 template <uint COUNT>
 METAL_FUNC void simd_sums(thread float* values) {
 #ifdef __CUDACC__

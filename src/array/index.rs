@@ -19,7 +19,8 @@ pub struct Ellipsis;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewAxis;
 
-/// One part of an index, for an index whose length is known only at run time; see [`Array::i`].
+/// One part of an index, for an index whose number of parts is known only at run time; see
+/// [`Array::i`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Index(Part);
 
@@ -275,8 +276,8 @@ impl Selection {
 
 /// Selections by index.
 impl Array {
-    /// The elements that `index` selects. The index has one part for each axis, from the first axis
-    /// on. All elements of the remaining axes are selected.
+    /// The elements that `index` selects. Its parts select from the axes in order, from the first
+    /// axis on. All elements of axes without a part are selected.
     ///
     /// | part | selects |
     /// |---|---|
@@ -290,8 +291,8 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] for a number outside its axis; [`Error::Argument`] for more parts than
-    /// axes, a step of zero, or more than one [`Ellipsis`].
+    /// [`Error::OutOfRange`] for a number outside its axis; [`Error::Argument`] for more numbers
+    /// and ranges than axes, a step of zero, or more than one [`Ellipsis`].
     ///
     /// ```
     /// use mlx_primitives::{Array, Ellipsis, Error, NewAxis, step};

@@ -141,7 +141,8 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// Bools that are true where all elements are true, or not zero; true for no elements.
+    /// Bools that are true where all reduced elements are true or not zero. The result for no
+    /// elements is true.
     ///
     /// ```
     /// # use mlx_primitives::Array;
@@ -151,8 +152,8 @@ reductions! {
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     all, all_keepdims => All;
-    /// Bools that are true where any element is true, or not zero; false for no elements.
-    /// [`Array::all`] has an example.
+    /// Bools that are true where any reduced element is true or not zero. The result for no
+    /// elements is false. [`Array::all`] has an example.
     any, any_keepdims => Any;
     /// The logarithm of a sum of exponentials `log(sum(exp(x)))`, without overflow; float32 for
     /// integers and bools. [`ops::logsumexp`](crate::ops::logsumexp) is our kernel for the last

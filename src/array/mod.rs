@@ -154,7 +154,7 @@ impl Array {
     }
 
     /// Whether MLX has handed the computation of this array to the device; also true after the
-    /// computation has ended. [`Array::primitive`] has an example.
+    /// computation has ended, and for an array made from data. [`Array::primitive`] has an example.
     pub fn is_scheduled(&self) -> bool {
         ffi::is_scheduled(self.raw())
     }

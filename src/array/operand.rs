@@ -16,8 +16,8 @@ mod sealed {
 
 /// The right-hand side of an elementwise op: an array, or a number that takes the array's type.
 ///
-/// A floating-point number beside an array of integers makes the result float32, as in MLX. The
-/// trait is sealed: implemented for [`Array`], `&Array`, `f32` and `i32`.
+/// A floating-point number beside an array of integers or bools makes the result float32, as in
+/// MLX. The trait is sealed: implemented for [`Array`], `&Array`, `f32` and `i32`.
 ///
 /// ```
 /// use mlx_primitives::{Array, Dtype};

@@ -111,7 +111,7 @@ impl Array {
     }
 
     /// The elements converted to another type; the array itself if it has that type. Conversion to
-    /// integers rounds toward zero, and numbers other than zero become true.
+    /// integers rounds toward zero. In a conversion to bools, numbers other than zero become true.
     ///
     /// # Errors
     ///
@@ -220,7 +220,8 @@ impl Array {
         if dim == 0 {
             return Err(Error::shape(op, "an axis of at least one element", self.shape()));
         }
-        // 64-bit types are clamped before they are converted to 32 bits, the others after.
+        // 64-bit indices may not fit into 32 bits, so they are clamped before the conversion. Types
+        // of 8 or 16 bits may not hold `dim`, so they are clamped after it.
         match indices.dtype() {
             Dtype::Uint64 => indices.minimum(dim - 1)?.astype(Dtype::Uint32),
             Dtype::Int64 => indices.minimum(dim - 1)?.maximum(-dim)?.astype(Dtype::Int32),

@@ -278,8 +278,9 @@ pub(crate) fn custom_is_equivalent(a: &CustomOp, b: &CustomOp) -> bool {
 ///
 /// # Errors
 ///
-/// Returns an error if the primitive refuses the inputs, or if [`CustomPrimitive::outputs`] returns
-/// no output or shapes of 2^47 bytes or more.
+/// Returns an error if the primitive refuses the inputs or has no name, if
+/// [`CustomPrimitive::outputs`] returns no output or shapes of 2^47 bytes or more, or if output 0
+/// is not like the input that [`CustomPrimitive::in_place`] names.
 pub fn apply<P: CustomPrimitive>(primitive: P, inputs: &[&Array]) -> Result<Vec<Array>> {
     let op = CustomOp::new(primitive)?;
     let specs: Vec<Spec> = inputs.iter().map(|input| Spec::of(input)).collect();

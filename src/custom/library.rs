@@ -18,7 +18,7 @@ use crate::files;
 /// share a kernel, even of the same name. MLX loads a library at the first launch and keeps it
 /// until the process ends, so an array may outlive all handles to its library.
 ///
-/// On Linux, the simulator compiles a library's source and runs its kernels.
+/// On Linux, the simulator and NVIDIA GPUs run the kernels of a library's source.
 #[derive(Clone)]
 pub struct MetalLibrary(Arc<Library>);
 
@@ -54,8 +54,8 @@ impl MetalLibrary {
     /// # Errors
     ///
     /// Returns an error if the metallib's header or list of functions is damaged, if it is not for
-    /// macOS, or if its version of Metal is newer than this macOS runs or, on other systems, than
-    /// this crate knows.
+    /// macOS, if it needs a later macOS than this one, or if its version of Metal is newer than
+    /// this macOS runs or, on other systems, than this crate knows.
     pub fn from_bytes(metallib: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::new(Contents { metallib: Some(metallib.into()), source: None })
     }
@@ -91,7 +91,7 @@ impl MetalLibrary {
         Self::new(Contents { metallib, source: Some(source.into()) })
     }
 
-    /// Adds the source of the library, which the simulator needs.
+    /// Adds the source of the library, which the simulator and NVIDIA GPUs need.
     ///
     /// # Errors
     ///

@@ -111,8 +111,9 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `T` is not the type of the input, or if the input is not row-contiguous,
-    /// which happens only with [`Layout::Any`](super::Layout::Any).
+    /// Returns an error if `T` is not the type of the input, if output 0 has taken over its memory,
+    /// or if the input is not row-contiguous, which happens only with
+    /// [`Layout::Any`](super::Layout::Any).
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         let data = self.data::<T>()?;
         if !self.array.row_contiguous {
@@ -132,7 +133,7 @@ impl<'a> View<'a> {
     ///
     /// # Errors
     ///
-    /// Returns an error if `T` is not the type of the input.
+    /// Returns an error if `T` is not the type of the input, or output 0 has taken over its memory.
     pub fn elements<T: Element>(&self) -> Result<Elements<'a, T>> {
         Ok(self.walk(self.data::<T>()?))
     }
@@ -267,8 +268,9 @@ impl<'a> ViewMut<'a> {
         self.array.size()
     }
 
-    /// The elements in row-major order. Before the first write, their values are unspecified. In
-    /// debug builds all their bits are 1, which is NaN for floats.
+    /// The elements in row-major order. If `in_place` names an input, output 0 has its elements at
+    /// first. All other values are unspecified before the first write; in debug builds all bits are
+    /// 1, which is NaN for floats, except in bools.
     ///
     /// # Errors
     ///

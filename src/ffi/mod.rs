@@ -15,8 +15,8 @@ use cxx::CxxVector;
 use crate::dtype::Dtype;
 use mlx_primitives_kernels as cpu;
 
-/// Runs parts of kernels on this thread until the arrays are computed. Returns an error if the
-/// evaluation of an array has failed.
+/// Runs parts of kernels on this thread until the arrays are computed, or no kernel has run for a
+/// while. Returns an error if the evaluation of an array has failed.
 fn lend_thread(arrays: &CxxVector<bridge::MlxArray>) -> Result<(), cxx::Exception> {
     let error = Cell::new(None);
     cpu::lend_thread(&|| {

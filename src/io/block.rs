@@ -11,9 +11,10 @@ pub const LINE: usize = 64;
 /// The unit of the size of a block and of the offsets in it, in bytes.
 const WORD: usize = size_of::<u64>();
 
-/// One allocation that holds several arrays, one after the other. On Linux, a block of at least 2
-/// MB begins and ends at the bounds of large pages. With small pages at both ends, which held 6 %
-/// of the 4-bit weights, two threads decoded 7 % slower and one thread 14 %.
+/// One allocation that holds several arrays, one after the other. On Linux, large pages hold all
+/// arrays of a block of at least 2 MB: the first array begins at the bound of a large page. With
+/// small pages at both ends, which held 6 % of the 4-bit weights, two threads decoded 7 % slower
+/// and one thread 14 %.
 pub struct Block {
     words: Array,
     start: usize,

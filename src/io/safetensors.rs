@@ -28,7 +28,7 @@ pub struct Tensors {
     pub metadata: HashMap<String, String>,
 }
 
-/// A checked header: every shape, type and offset lies within the file.
+/// A checked header: the offsets lie within the file, and fit the shapes and the types.
 pub(super) struct Header {
     metadata: Metadata,
     /// Where the data begins.

@@ -75,8 +75,9 @@ pub struct QuantizedRows<'a> {
 /// as `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads
 /// copy nothing. Scores and sums are float32. Only the result is rounded to its type. A query that
 /// sees no key gives all keys the same weight, as in MLX. The result of a query is NaN if a mask
-/// adds -inf to all its scores, and 0 if there are no keys. Other queries do not change a bit of a
-/// query's result: see [`RowOrder`](super::RowOrder).
+/// adds -inf to all its scores, and 0 if there are no keys. The values of other queries do not
+/// change a bit of a query's result. Their number may, unless [`RowOrder`](super::RowOrder) fixes
+/// the order of additions.
 ///
 /// Differentiable in all arrays except a mask of bools.
 ///
@@ -169,7 +170,7 @@ pub fn attention_quantized(
 ///
 /// # Errors
 ///
-/// Returns an error if `ours` is another array.
+/// Returns an error if `ours` is any other array.
 pub fn dequantizing_composition(ours: &Array) -> Result<Option<Array>> {
     Ok(from_list(&*ffi::dequantizing_composition(ours.raw())?).into_iter().next())
 }

@@ -20,9 +20,9 @@ pub struct CrossEntropy {
 /// `logits` is `[..., classes]` of float32, float16 or bfloat16, and `targets` is `[...]` of any
 /// integer type. The result has the shape of the targets and the type of the logits. The kernel
 /// subtracts each row's maximum, computes in float32 and rounds once. It reads the logits once. The
-/// loss and the gradient of a row are NaN if its target is negative or not below the number of
-/// classes. [`linear_cross_entropy`](super::linear_cross_entropy) computes the logits too, and
-/// never has all of them in memory.
+/// loss and the gradient of a row are NaN if its target is not ignored, and is negative or not
+/// below the number of classes. [`linear_cross_entropy`](super::linear_cross_entropy) computes the
+/// logits too, and never has all of them in memory.
 ///
 /// Differentiable in the logits.
 ///

@@ -22,8 +22,8 @@ pub struct Linear<'a> {
 /// `x` is `[..., k]`, and `w` is `[n, k]`, the usual layout of a linear layer's weight. The result
 /// is `[..., n]` of the type that all inputs promote to. Products are summed in float32. The
 /// product, the sum with the bias, the activation and the sum with the residual are each rounded to
-/// that type, as separate ops would do. Other rows do not change a bit of a row's result: see
-/// [`RowOrder`](super::RowOrder).
+/// that type, as separate ops would do. The values of other rows do not change a bit of a row's
+/// result. Their number may, unless [`RowOrder`](super::RowOrder) fixes the order of additions.
 ///
 /// Differentiable in all arrays.
 ///
@@ -60,8 +60,9 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
 }
 
 /// `silu(y · Gateᵀ) * (y · Upᵀ)`, where `y` is the RMS norm of `x`, in one kernel. The result has
-/// the same bits as `rms_norm`, [`linear`] and `swiglu`. The kernel exists for one row on an NVIDIA
-/// GPU; in all other cases the function returns `None`.
+/// the same bits as `rms_norm`, [`linear`] and `swiglu`. `inputs` are x, Gate, Up and the norm's
+/// weight. The kernel exists for one row of 16-bit elements on an NVIDIA GPU, in the row order
+/// `Tokens` and without derivatives; otherwise the function returns `None`.
 /// # Errors
 /// Returns an error if MLX cannot be started.
 pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {

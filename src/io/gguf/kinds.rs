@@ -24,10 +24,10 @@ pub struct GgufType {
     pub own_bits: Option<i32>,
 }
 
-/// The layout of the types Q4_K, Q5_K and Q6_K of a GGUF file in memory.
+/// The layout in memory of weights that a GGUF file stores as Q4_K, Q5_K or Q6_K.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KQuants {
-    /// MLX's affine layout, which all other types use.
+    /// MLX's affine layout, as for all other types that pack weights.
     #[default]
     Affine,
     /// The mode [`QuantizedMode::KQuant`](crate::ops::QuantizedMode::KQuant). It keeps the weights'
