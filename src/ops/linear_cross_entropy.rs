@@ -43,8 +43,8 @@ pub struct LinearCrossEntropy<'a> {
 ///
 /// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a machine
 /// without a GPU, evaluation waits for each chunk before it queues the next one, even in
-/// [`async_eval`](crate::async_eval). On other machines, MLX limits the number of chunks in its
-/// queue.
+/// [`async_eval`](crate::async_eval). On other machines, only MLX's limits for queued work bound
+/// the number of chunks in memory.
 ///
 /// # Cost
 ///

@@ -1,10 +1,11 @@
 //! The ops of this crate. Each op is a primitive of MLX's graph. It runs this crate's Metal kernel
-//! on the GPU and this crate's CPU kernel on the CPU. It supports `vjp`, `jvp` and `vmap`, and
-//! works inside `compile`.
+//! on the GPU and this crate's CPU kernel on the CPU, unless [`tune`](crate::tune) chooses MLX's
+//! own ops. It supports `vjp`, `jvp` and `vmap`, and works inside `compile`.
 //!
 //! All ops are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
-//! row-contiguous is copied first, except by `attention`, which reads views in place. Sums are
-//! accumulated in float32.
+//! row-contiguous is copied first, unless the op can read it in place: `attention` reads queries,
+//! keys, values and masks in place, `masked_softmax` reads its mask, and `matmul` reads most
+//! transposed matrices. Sums are accumulated in float32.
 //!
 //! The section "Cost" of an op states how many kernels a GPU launches; a CPU calls one kernel for
 //! each node. It also states how many elements the kernels move to and from memory, in the result's

@@ -41,7 +41,7 @@ impl Offset<'_> {
 }
 
 /// The options of [`rope`]. The caller must set `dims`. The other fields have the defaults of MLX's
-/// models.
+/// layer `nn.RoPE`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rope<'a> {
     /// The number of leading features to rotate, which must be even. Features after them do not

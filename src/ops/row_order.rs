@@ -7,9 +7,10 @@ use crate::ffi::ops::bridge as ffi;
 /// and the number of threads do not change a bit. Prompts have a separate order, because tiles of
 /// many rows are several times as fast with it.
 ///
-/// The choice applies to [`linear`](super::linear), to products with packed weights, to
+/// The choice applies to [`linear`](super::linear), [`matmul`](super::matmul) and
+/// [`matmul_nt`](super::matmul_nt), to products with packed weights, to
 /// [`lora_linear`](super::lora_linear), and to [`attention`](super::attention) and its variants.
-/// All other ops have one order for any number of rows.
+/// Ops that contain these ops follow it too. Every other op has one order for any number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowOrder {
     /// [`Tokens`](Self::Tokens) for up to eight rows (in attention: queries), and

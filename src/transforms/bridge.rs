@@ -50,8 +50,8 @@ pub(crate) mod ffi {
             vjp: Box<Closure>,
             inputs: &CxxVector<MlxArray>,
         ) -> Result<UniquePtr<CxxVector<MlxArray>>>;
-        /// Returns `array` as a node that waits for `others` and, on a CPU, for all earlier work of
-        /// the stream.
+        /// Returns `array` as a node that waits for `others` and, on a machine without a GPU, for
+        /// all earlier work of the stream.
         fn after(array: &MlxArray, others: &CxxVector<MlxArray>) -> Result<UniquePtr<MlxArray>>;
         /// Returns true if the array is a placeholder in a function that MLX traces.
         fn is_tracer(array: &MlxArray) -> bool;

@@ -14,8 +14,8 @@ use crate::error::{Error, Result};
 /// Suppose each of `n` layers keeps `m` bytes. With a checkpoint for each layer, memory falls from
 /// `n · m` bytes to the inputs of the layers and the `m` bytes of one layer, at the cost of one
 /// more forward pass. Values and gradients have the same bits as without a checkpoint. The second
-/// run starts after the cotangents of the outputs are computed. On a CPU, evaluation waits for
-/// them, even in [`async_eval`](crate::async_eval).
+/// run starts after the cotangents of the outputs are computed. On a machine without a GPU,
+/// evaluation waits for them, even in [`async_eval`](crate::async_eval).
 ///
 /// The lazy outputs own the closure, so it must capture by value (`move`). A clone of an [`Array`]
 /// is cheap, because clones share the data. Gradients flow only to `inputs`: a captured array is a
@@ -92,7 +92,7 @@ pub(crate) fn with_vjp(
 }
 
 /// Returns a node with the value of `array` that MLX computes only after `others`. By then, on a
-/// CPU, the memory of the intermediate results of `others` has been freed.
+/// machine without a GPU, the memory of the intermediate results of `others` has been freed.
 pub(crate) fn after<'a>(
     array: &Array,
     others: impl IntoIterator<Item = &'a Array>,

@@ -191,9 +191,10 @@ enum Rule {
     /// MLX's ops run matrix products, and attention with heads of 64 or 128 features, if the calls
     /// have more than eight rows of 16-bit numbers. Our kernels run all other calls.
     MatricesMlx,
-    /// Our kernels run most products of up to eight rows with packed weights, and attention of up
-    /// to eight queries of 16-bit types. MLX's ops run all other products, all other attention over
-    /// plain keys and values, and `rms_norm` of [`Size::WideRows`]. Our kernels run all other ops.
+    /// Our kernels run most products of up to eight rows with packed weights. They also run
+    /// attention of up to eight queries of 16-bit types, with heads of 64, 128 or 256 features.
+    /// MLX's ops run all other products, all other attention over plain keys and values, and
+    /// `rms_norm` of [`Size::WideRows`]. Our kernels run all other ops.
     Nvidia,
 }
 

@@ -111,8 +111,8 @@ class Module:
         return f"{name} = internal addrspace(2) {kind} {of} {value}"
 
     def ir(self):
-        """Returns the module with an entry point. Its name has the form that the rewriter in
-        crates/metal-sim gives to entry points."""
+        """Returns the module with an entry point. The entry point's name has the form that the
+        rewriter in crates/metal-sim gives to entry points."""
         lines, types = self.body()
         arguments = self.arguments()
         if len(types) != len(arguments):

@@ -1,5 +1,5 @@
-"""The cases that the table measures: uses of kernels in a Llama. Each case compares a kernel of
-metal/ with MLX's kernels for the same work.
+"""The cases of the table of kernel costs (see table.py): uses of kernels in a Llama. Each case
+compares a kernel of metal/ with MLX's kernels for the same work.
 
 A case counts cycles for a unit of work, in the part of the code in which a kernel spends its time.
 `per`, `trips` and the other numbers depend on how the kernel divides its work, so change them

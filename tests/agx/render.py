@@ -1,4 +1,4 @@
-"""The table as Markdown."""
+"""Formats the table of kernel costs as Markdown."""
 
 HEAD = """# Cost of the Metal kernels on Apple's G13 GPU
 

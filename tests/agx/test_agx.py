@@ -1,5 +1,5 @@
-"""Tests of the programs that make the table. Tests that need compilers run only if scripts/agx.sh
-runs this file."""
+"""Tests of the programs that make the table of kernel costs. Tests that need compilers run only if
+scripts/agx.sh runs this file."""
 
 import importlib.util
 import json

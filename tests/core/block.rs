@@ -69,7 +69,8 @@ fn large_blocks_begin_with_a_large_page() -> Checked {
     assert!(first.address()?.is_multiple_of(page));
     assert_eq!(second.address()?, first.address()? + bytes);
     assert_eq!(second.to_vec::<f32>()?, array.to_vec::<f32>()?);
-    // The block consists of large pages, so the end of the last page has room for a few more bytes.
+    // On Linux, the size of the block is rounded up to large pages, so the rest of the last page is
+    // free. On other systems, no room is left.
     let left = (2 * bytes).next_multiple_of(page) - 2 * bytes;
     assert!(block.has_room_for(left) && !block.has_room_for(left + LINE + page));
     Ok(())

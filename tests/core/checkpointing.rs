@@ -1,5 +1,5 @@
-//! `transforms::checkpoint` gives the same gradients as without it, and the backward pass runs the
-//! function again. `memory::peaks` measures how much memory this saves.
+//! With `transforms::checkpoint`, gradients are the same as without it, and the backward pass runs
+//! the function again. `memory::peaks` measures how much memory this saves.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -144,8 +144,9 @@ fn any_shape_includes_one_element_and_none() -> Checked {
 
 #[test]
 fn primitives_with_other_parameters_stay_apart() -> Checked {
-    // `compile` merges common subexpressions, but these two calls differ. They share one offset
-    // array, and neither is an output, because `compile` would otherwise never merge them.
+    // `compile` merges equal nodes. Only the third and the last of these calls are equal. Calls
+    // with equal offsets share an array, and no result of a call is an output, because `compile`
+    // would otherwise never merge them.
     let f = |p: &[Array]| {
         let rope = |dims, traditional, base, scale, offset: &Array| {
             ops::rope(

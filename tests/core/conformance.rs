@@ -189,7 +189,7 @@ fn mistakes_are_found() -> Checked {
     Ok(())
 }
 
-/// The harness enforces the bounds of `ulps`, of `sizes` and of a peer.
+/// The harness enforces the bounds that `ulps` and `peer` set, also for shapes that `sizes` adds.
 #[test(simulated = never)]
 fn bounds_are_held() {
     let of = |ulps: f64, of_peer: f64| {

@@ -145,8 +145,8 @@ fn of_rows(rows: i32, axis: i32) -> Result<Vec<Call>> {
         ("norm", |x| ops::norm(x, -1)),
     ];
     for (name, op) in reductions {
-        // The kernel splits long rows into pieces. With more than two pieces, a second kernel
-        // combines their results, so the cost differs.
+        // The kernel splits longer rows into pieces if there are fewer of them. A second kernel
+        // then combines the results of the pieces, so the cost differs.
         if axis <= 16_384 || rows >= 256 {
             all.push(one(name, op(&x)?));
         }

@@ -40,7 +40,7 @@ fn products_are_mlxs_on_nvidia() -> Checked {
         assert_eq!(choices.choice(&of), choice, "{of}");
     }
     assert_eq!(choices.choice(&class(|| ops::softmax(&x))?), Choice::Ours);
-    // On an NVIDIA GPU, MLX refuses packed keys and values that are views.
+    // MLX refuses packed keys and values that are views, so the rule chooses our op.
     for bits in [4, 8] {
         let part = || Array::zeros_of([1, 2, 3, 2], Dtype::Float16);
         let codes = Array::zeros_of([1, 2, 3, 2 * bits], Dtype::Uint32)?;
@@ -56,8 +56,9 @@ fn products_are_mlxs_on_nvidia() -> Checked {
     Ok(())
 }
 
-/// The rule chooses our kernel for products of one to eight rows with packed weights, and MLX for
-/// more rows. It also chooses MLX to normalize many rows of 2048 elements.
+/// For products with packed weights, the rule chooses our kernel for one row, and also for two to
+/// eight rows if the type has 16 bits or the weights are K-quants. For other products it chooses
+/// MLX, and also for `rms_norm` of at least 2048 rows of at least 2048 elements.
 #[test]
 fn numbers_of_rows_decide_on_nvidia() -> Checked {
     let here = built_in();

@@ -184,8 +184,8 @@ pub(super) fn attention_by_every_rule(hold: &Hold<'_>) -> Checked {
     Ok(())
 }
 
-/// Runs all checks of attention. They include derivatives in sinks. MLX's attention does not have
-/// these derivatives on a GPU.
+/// Runs all checks of attention. They include the derivatives with respect to the sinks, although
+/// MLX's own attention cannot compute these on a GPU.
 pub(super) fn attention(hold: &Hold<'_>) -> Checked {
     for (mask, every) in [(None, false), (Some(true), true), (Some(false), false)] {
         let (window, soft_cap) = (every.then_some(4), every.then_some(4.0));

@@ -95,7 +95,7 @@ pub const FORMATS: [(i32, i32, QuantizedMode); 11] = [
     (16, 4, QuantizedMode::Nvfp4),
 ];
 
-/// The formats of K-quants. The crate has no function that packs weights into these formats.
+/// The formats of K-quants. `mlx_primitives` has no function that packs weights into them.
 pub const K_QUANTS: [(i32, i32, QuantizedMode); 3] = [
     (32, 4, QuantizedMode::KQuant),
     (32, 5, QuantizedMode::KQuant),

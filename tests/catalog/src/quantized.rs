@@ -72,8 +72,8 @@ pub(super) fn quantized_linear_of_every_format_and_size(hold: &Hold<'_>) -> Chec
         for [rows, n, k] in SIZES.into_iter().take(if simulated() { 10 } else { 13 }) {
             let w = weight(format, n, k, dtype, 1)?;
             let mut row = linear(w.clone(), dtype)?.sizes(&[&[rows, k]]);
-            // Only float32 is compared with MLX: for 16-bit results, and for weights of three or
-            // six bits, MLX's CPU backend adds up products in the type of the result.
+            // Only float32 is compared with MLX: for some formats, MLX's CPU backend adds up
+            // products in the type of the result, so its 16-bit results are less accurate.
             if dtype == Dtype::Float32 && rows * n * k < 300_000 {
                 let op = move |x: &[Array]| {
                     Ok(vec![ops::quantized_linear(&x[0], &w, QuantizedLinear::default())?])

@@ -26,9 +26,10 @@ pub struct Rows {
     run: Box<Run>,
 }
 
-/// The result of a comparison. `widths` counts the numbers of rows (widths) that a call computed.
-/// `differ` lists the widths at which a row's bits differed from the expected bits. The expected
-/// bits come from a call with the row alone or, in the order of prompts, from a call with all rows.
+/// The result of a comparison. A width is the number of rows that one call computes. `widths` is
+/// the number of widths that were compared. `differ` lists the widths at which a row's bits
+/// differed from the expected bits. The expected bits come from a call with the row alone or, in
+/// the order of prompts, from a call with all rows.
 pub struct Width {
     pub name: String,
     pub dtype: Dtype,

@@ -152,7 +152,8 @@ fn gradients_are_those_of_mlx() -> Checked {
     })
 }
 
-/// The kernels read keys and queries without a copy if they are parts of caches or broadcast.
+/// Queries and values are parts of larger arrays, keys are transposed, and the cotangent is
+/// broadcast.
 #[test]
 fn gradients_of_views() -> Checked {
     each_device(|_| {
@@ -169,7 +170,8 @@ fn gradients_of_views() -> Checked {
     })
 }
 
-/// The mask has a value for every score, for every query and key, for every key, or for all scores.
+/// The mask has a value for every score, for every query and key, or for every key of a batch
+/// entry, or it has a single value.
 #[test]
 fn gradients_in_a_mask_that_broadcasts() -> Checked {
     each_device(|_| {

@@ -200,7 +200,8 @@ fn gradients_are_those_of_mlx() -> Checked {
     })
 }
 
-/// The MLX ops that replace the kernel on an NVIDIA GPU have the same gradients.
+/// Our kernel, and the MLX ops that replace it on an NVIDIA GPU, have the same gradient as
+/// attention over the dequantized keys and values.
 #[test]
 fn gradients_are_those_of_plain_keys_and_values() -> Checked {
     each_device(|_| {

@@ -35,8 +35,8 @@ fn functions(op: &'static Op) -> [(Function, bool); 4] {
 fn for_any_shape_and_layout() -> Checked {
     each_device(|device| {
         for (op, kind) in OPS.iter().flat_map(|op| (0..4).map(move |kind| (op, kind))) {
-            // MLX runs g++ on each compiled derivative, which is slow. These three ops cover the
-            // others.
+            // MLX runs g++ on each compiled derivative, which is slow. So only three ops compile
+            // their derivatives here.
             if (kind == 1 || kind == 2) && !["rms_norm", "softmax", "rope"].contains(&op.name) {
                 continue;
             }
@@ -46,8 +46,9 @@ fn for_any_shape_and_layout() -> Checked {
                 let outputs = functions(op)[kind].0(&moved?)?;
                 outputs.iter().map(|y| y.multiply(2.0)).collect()
             };
-            // `vmap` needs fixed shapes. So do directional derivatives, except for `rms_norm`,
-            // because MLX counts the elements of a shapeless mean with an op without a derivative.
+            // `vmap` needs fixed shapes. Directional derivatives need them too, because MLX counts
+            // the elements of a shapeless mean with an op that has no derivative. `rms_norm` is an
+            // exception.
             let fixed = kind == 3 || kind == 2 && op.name != "rms_norm";
             let modes = if fixed { &[false][..] } else { &[false, true] };
             for &shapeless in modes {

@@ -80,7 +80,7 @@ fn of_linear_cross_entropy() -> Checked {
         return Ok(());
     }
     // A CUDA graph keeps the arrays of several chunks until it has run. In a program with a GPU,
-    // the CPU's stream does not wait after each chunk either, because MLX queues up to ten tasks.
+    // evaluation on the CPU does not wait after each chunk either, so MLX queues up to ten tasks.
     let few = if Device::Gpu.is_available()? { 0.25 } else { 1.0 };
     with_device(Device::Cpu, || chunked_losses(few))
 }

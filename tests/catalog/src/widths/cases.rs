@@ -98,7 +98,8 @@ fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     Ok(())
 }
 
-/// Adds products with packed weights. A row consists of full chunks, with or without a remainder.
+/// Adds products with packed weights. The kernels process a row in chunks, whose size depends on
+/// the format. Some rows fill whole chunks, and others leave a remainder.
 fn packed(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     // A GPU has kernels for K-quants only in float32.
     let k_quants = K_QUANTS.into_iter().filter(|_| dtype == Dtype::Float32);
