@@ -120,7 +120,7 @@ fn moves_weights_once_for_few_rows() -> Checked {
         let out = rows / 4;
         assert_eq!(moved[0].arrays[1], [wide, 0, wide], "{dtype} {m}");
         assert_eq!(*moved[0].arrays.last().expect("out"), [0, out, 0], "{dtype} {m}");
-        // Each threadgroup computes 32 rows of w and reads all of x.
+        // Each threadgroup multiplies x by 32 rows of w, and reads all of x.
         assert_eq!(moved[0].arrays[0], [4 * rows, 0, rows], "{dtype} {m}");
         let name = if m > 1 { "linear, 8 rows" } else { "linear" };
         support::report_traffic(name, &moved, x.nbytes() + w.nbytes() + out as usize)?;

@@ -44,8 +44,8 @@ pub(super) fn products(x: &Tensor, w: &Tensor) -> [Tensor; 2] {
     [sums, magnitudes].map(|values| Tensor::new(shape.clone(), values))
 }
 
-/// The sizes [m, n, k]: few rows, full tiles, incomplete tiles in both directions, and a k that
-/// exceeds a chunk or a block.
+/// The sizes [m, n, k]: few rows, full tiles, incomplete tiles in both directions, and a k that is
+/// longer than the chunks and blocks in which kernels process it.
 const EXTENTS: [[i32; 3]; 15] = [
     [1, 1, 1],
     [1, 37, 100],

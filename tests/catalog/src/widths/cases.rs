@@ -67,8 +67,8 @@ fn gated(all: &mut Vec<Rows>, dtype: Dtype, [count, n, k]: [i32; 3]) -> Result<(
     Ok(())
 }
 
-/// Adds products with plain weights. One k exceeds a block and is not a multiple of a vector's
-/// length.
+/// Adds products with plain weights. One k is longer than the block in which kernels process k, and
+/// is not a multiple of a vector's length.
 fn products(all: &mut Vec<Rows>, dtype: Dtype) -> Result<()> {
     for (n, k) in [(37, 1029), (100, 64)] {
         let count = if k == 64 { 256 } else { 66 };
