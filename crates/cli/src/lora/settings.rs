@@ -56,7 +56,7 @@ pub struct Args {
     /// Texts in a batch [default: 4].
     #[arg(long, value_name = "N", help_heading = "Texts")]
     batch_size: Option<u64>,
-    /// Train low-rank updates, the updates and the norms of rows, or whole layers [default: lora].
+    /// Train low-rank updates (lora), also norms of rows (dora), or whole layers [default: lora].
     #[arg(long, value_enum, value_name = "TYPE")]
     fine_tune_type: Option<FineTune>,
     /// Train this many last layers; -1 for all [default: 16, or all of fewer].
