@@ -21,7 +21,8 @@ pub struct Cubin {
     pub arguments: Vec<Argument>,
 }
 
-/// If a source contains one of these words, it uses matrices. Then the lanes need Metal's numbers.
+/// If a source contains one of these words, it uses Metal's matrices. Then a lane's number in Metal
+/// differs from its number in CUDA: see `metal_lane` in `msl/places.h` of `mlx-primitives-build`.
 const MATRICES: [&str; 2] = ["simdgroup_matrix", "simdgroup_float8x8"];
 
 /// Compiles a kernel for an architecture, such as 90 for `sm_90`, or reads it from the cache.

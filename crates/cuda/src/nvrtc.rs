@@ -36,8 +36,8 @@ impl std::error::Error for Error {}
 /// The result of a compilation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The file names of NVRTC, with the newest version first. libmlx has already loaded the version
-/// that it is linked with.
+/// The file names of NVRTC, with the newest version first. In a process with libmlx, the version
+/// that libmlx is linked with is already loaded, so opening its name needs no search path.
 const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
 
 type Program = *mut c_void;

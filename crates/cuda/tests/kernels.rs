@@ -121,8 +121,8 @@ fn allowed_stack(name: &str) -> u32 {
 /// the test compiles each kernel for only one of these architectures. It then leaves out the
 /// kernels in `SLOW`, unless a variable selects them.
 const ARCHITECTURES: [u32; 4] = [75, 80, 90, 120];
-/// Kernels that can each take minutes to compile. By default, most attention over plain keys and
-/// values uses MLX's own ops on NVIDIA GPUs.
+/// Kernels that can each take minutes to compile. They are for attention over plain keys and
+/// values, which by default mostly uses MLX's own ops on NVIDIA GPUs, so these kernels seldom run.
 const SLOW: [&str; 2] = ["mlxp_attention_matrix", "mlxp_attention_grad"];
 
 /// Compiles the kernels that the variable `MLX_PRIMITIVES_CUDA_KERNELS` selects, or all kernels if

@@ -169,8 +169,8 @@ pub struct RopeAppendCall {
     state: *const u8,
     qkv: *mut u8,
     out: *mut u8,
-    /// Null, or separate buffers for queries, keys and values. The kernel then writes these
-    /// buffers instead of the state.
+    /// Separate buffers for queries, keys and values, which the kernel writes instead of the
+    /// state. If they are null, it writes the state.
     heads: [*mut u8; 3],
 }
 layout!(AppendShape, 72, forward 57, multiplier 64);

@@ -105,8 +105,8 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
         }
     }
     /// Stores like [`store`](Self::store), but takes lanes in the order of
-    /// [`load_mixed`](Self::load_mixed). Every NaN in the lanes was loaded from this type or is a
-    /// result of arithmetic.
+    /// [`load_mixed`](Self::load_mixed). The caller ensures that every NaN in the lanes was loaded
+    /// from this type or is a result of arithmetic.
     #[inline(always)]
     unsafe fn store_mixed<V: F32x16>(lanes: V, to: *mut Self) {
         // SAFETY: the trait's contract.
@@ -119,8 +119,8 @@ pub trait Float: Mixed + Copy + Send + Sync + 'static {
         // SAFETY: the trait's contract.
         unsafe { Self::stream(lanes, to) }
     }
-    /// Rounds like [`round`](Self::round), but every NaN in the lanes was loaded from this type or
-    /// is a result of arithmetic.
+    /// Rounds like [`round`](Self::round), but the caller ensures that every NaN in the lanes was
+    /// loaded from this type or is a result of arithmetic.
     #[inline(always)]
     fn round_number<V: F32x16>(lanes: V) -> V {
         Self::round(lanes)

@@ -1,11 +1,12 @@
 //! Unpacks the blocks of quantized weights in GGUF files into MLX's affine layout, which has groups
 //! of 32 codes, each with a scale and a bias.
 //!
-//! A weight in a block is `step * q - low`, where `q` is its code. A step and a low apply to 32
+//! A weight in a block is `step * q - low`. `q` is its code, or in [`BlockType::Iq4Nl`] and
+//! [`BlockType::Iq4Xs`] the number that its code selects from a table. A step and a low apply to 32
 //! weights, or to 16 in [`BlockType::Q2K`], [`BlockType::Q3K`] and [`BlockType::Q6K`]. If they
 //! apply to 32 weights, a group represents exactly the same numbers. If they apply to 16, a group
-//! has two halves with different steps. The group still represents the same numbers if all of
-//! them are multiples of one step and the codes cover their range. This is always true for
+//! has two halves with different steps. The group still represents the same numbers if all of them
+//! are multiples of one step and the codes cover their range, which is always so in
 //! [`BlockType::Q3K`]. Otherwise the half with the larger step keeps its numbers, and the numbers
 //! of the other half are rounded.
 
@@ -294,9 +295,10 @@ struct Halves {
 impl Halves {
     /// Returns the nearest group whose codes are at most `most`.
     ///
-    /// The scale of the group is 1/n of the larger step, where n is as large as the codes allow.
-    /// The codes are aligned with the half that has this step, so that this half keeps its numbers.
-    /// The numbers of the other half are off by at most half of the scale.
+    /// If the codes cover the numbers as multiples of `unit`, the scale of the group is `unit`.
+    /// Otherwise it is 1/n of the larger step, where n is as large as the codes allow. Then the
+    /// codes are aligned with the half that has this step, so that this half keeps its numbers. The
+    /// numbers of the other half are off by at most half of the scale.
     #[inline]
     fn fitted(&self, most: i32) -> Group {
         let Self { steps, lows, unit, q } = self;

@@ -1,8 +1,9 @@
 //! Computes logarithms of sums of exponentials over the last axis, and log-softmax from them, in
 //! f32.
 //!
-//! A row is processed in chunks that fit the nearest cache, so it is read from memory once. Chunks
-//! are combined in order, so results do not depend on the number of threads.
+//! A row is processed in chunks that fit the nearest cache, so its maximum and sum take only one
+//! read from memory. Chunks are combined in order, so results do not depend on the number of
+//! threads.
 
 mod gradient;
 

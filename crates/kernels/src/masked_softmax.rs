@@ -38,7 +38,8 @@ pub unsafe fn masked_softmax(
     })
 }
 
-/// Computes `scale * y * (g - sum(y * g))` of each row, and zero where the softmax hid a score.
+/// Computes `scale * y * (g - sum(y * g))` of each row, the gradient with respect to x, and zero
+/// where the softmax hid a score. `y` is the result of [`masked_softmax`], and `g` its gradient.
 ///
 /// # Safety
 /// The contract of [`masked_softmax`] holds, for both inputs; a mask, if any, is boolean.

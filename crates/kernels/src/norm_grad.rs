@@ -1,7 +1,7 @@
 //! The gradients of RMS and layer normalization for the input x, the weight and the bias.
 //!
-//! Let `n = (x - m) * r`, where m is the mean, or 0 for RMS normalization, and r is the reciprocal
-//! of the root mean square. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
+//! Let `n = (x - m) * r` with `r = 1 / sqrt(mean((x - m)^2) + eps)`, where m is the mean, or 0 for
+//! RMS normalization. The gradient of x is `r * (h - mean(h) - n * mean(h * n))` with
 //! `h = g * weight`; RMS normalization leaves out `mean(h)`. The gradient of the weight is the sum
 //! of `g * n` over the rows, and the gradient of the bias is the sum of g. For an affine
 //! map, `x * weight + bias`, the gradient of x is h, the gradient of the weight is the sum of
@@ -297,8 +297,8 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Writes the gradients of x for N blocks of `count` elements from `at` on. The rows begin at
-    /// `first`, and their stats are `all`. Also adds to the sums for the weight and the bias.
+    /// Writes the gradients of x in N blocks of columns, `count` columns each, from column `at` on,
+    /// for the rows from `first` on, whose stats are `all`. Also adds to the weight and bias sums.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     unsafe fn blocks<V: F32x16, const N: usize>(

@@ -88,8 +88,8 @@ impl<T: Float> Output<T> {
     }
 
     /// Stores a block like [`put`](Self::put), but with lanes in the order of
-    /// [`Float::load_mixed`]. Every NaN in the lanes was loaded from this type or is a result of
-    /// arithmetic.
+    /// [`Float::load_mixed`]. The caller ensures that every NaN in the lanes was loaded from this
+    /// type or is a result of arithmetic.
     ///
     /// # Safety
     /// The contract of [`put`](Self::put) holds.

@@ -170,7 +170,7 @@ impl Pool {
         self.threads
     }
 
-    /// The number of ranges into which a job with this much work is split.
+    /// The number of ranges into which a kernel that chooses ranges itself should split this work.
     pub fn ranges(&self, work: usize) -> usize {
         match self.team(work) {
             1 => 1,

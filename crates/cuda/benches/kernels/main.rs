@@ -1,9 +1,10 @@
-//! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for rows, for products of
-//! few rows, and for the attention of one token. It tries several variants and numbers of threads.
-//! The benchmark launches kernels without MLX and measures the time with CUDA events. It compares
-//! the results with references in double precision, and prints Markdown. With `--compile`, it only
-//! compiles the kernels for sm_90, which needs no GPU. Any other argument selects the rows of the
-//! tables whose names contain it.
+//! `cargo bench -p mlx-primitives-cuda --bench kernels`: times kernels for norms and softmax, for
+//! products of few rows, and for the attention of one token. It tries several variants and numbers
+//! of threads. The benchmark launches kernels without MLX and measures the time with CUDA events.
+//! It compares the results with references in double precision, and prints Markdown. With
+//! `--compile`, it only compiles the kernels for sm_90, which needs no GPU. Any other argument
+//! selects the measurements whose names contain it. The names are `layer_norm`, `rms_norm`,
+//! `softmax`, `attention`, `linear` and `products`.
 //!
 //! `MLX_PRIMITIVES_SOURCES` can name another checkout whose `metal` and `crates` the benchmark
 //! uses. The default is the checkout in which the benchmark was built.
@@ -54,7 +55,7 @@ fn compiled(source: &str, kernel: &str, arrays: u32, parameters: u32, to: u32) -
     compile(&request, to).map_err(|error| anyhow::anyhow!("{kernel}: {error}"))
 }
 
-/// A variant of a kernel for rows.
+/// A variant of a kernel for a norm or for softmax, which computes row by row.
 struct Form {
     op: &'static str,
     source: &'static str,

@@ -101,7 +101,7 @@ fn forms() -> Vec<Form> {
     all
 }
 
-/// Compiles the kernels and prints the number of their registers.
+/// Compiles the kernels and prints the resources that they need, such as registers.
 pub fn reports(architecture: u32) -> Result<()> {
     for form in forms().iter().filter(|form| form.splits % 16 == 0) {
         for bits in [4, 8] {

@@ -1,9 +1,10 @@
 //! The derivatives of attention over plain keys and values.
 //!
-//! The rows of a key/value head are divided into parts, and a job processes one part. It writes the
-//! derivatives with respect to its queries. It accumulates the derivatives with respect to the keys
-//! and values in its own f32 sums. The number of parts depends only on the shape, and the sums of
-//! the parts are added in a fixed order. So the result does not depend on the number of threads.
+//! The rows of a key/value head, which are the queries of all heads that share it, are divided into
+//! parts. A job processes one part. It writes the derivatives with respect to its queries, and it
+//! accumulates the derivatives with respect to the keys and values in separate f32 sums. The number
+//! of parts depends only on the shape, and the sums of the parts are added in a fixed order. So the
+//! result does not depend on the number of threads.
 //!
 //! The backward pass computes the largest scores and the sums of the weights again. For 512 causal
 //! queries, 32 heads of 64 features and f32, this takes 3% of the time with AVX-512 and 7% with
@@ -46,7 +47,8 @@ pub unsafe fn attention_grad_on<T: Float>(machine: Machine, call: &Backward) {
     let features = 3 * forward.dim + 2 * forward.value_dim;
     workspace::with(heads * plan.parts * plan.floats, &|sums| {
         let shared = Shared(sums);
-        // As in the forward call, a product takes two operations for each row, key and feature.
+        // The work for one feature of one row and one key takes 1/40 ns, or half as long under the
+        // causal rule, which hides about half of the keys.
         let rows = forward.rows() / plan.parts;
         let work = rows * forward.keys * features / 4 / if forward.causal { 2 } else { 1 };
         machine.pool.for_each(heads * plan.parts, work, &|items| {

@@ -10,8 +10,8 @@ use crate::simd::{F32x16, LANES};
 /// A call is split into at least this number of jobs, if its heads have enough rows and the jobs'
 /// sums fit in `SUMS`.
 const JOBS: usize = 32;
-/// The smallest number of blocks of rows for a part. With fewer blocks, adding the part's sums
-/// would take too large a share of the time.
+/// A key/value head has at most one part for each `BLOCKS` blocks of rows, rounded up. With more
+/// parts, adding their sums would take too large a share of the time.
 const BLOCKS: usize = 8;
 /// The largest number of floats in the sums of all jobs together. Only a call with one part per
 /// head may need more.

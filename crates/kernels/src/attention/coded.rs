@@ -1,8 +1,8 @@
 //! Computes scores and weighted sums directly from the codes of quantized keys and values. A group
 //! is a run of features that share a scale and a bias. In a score, the scale multiplies the dot
 //! product of the query and the group's codes, and the bias multiplies the sum of the query's
-//! features. In a weighted sum, the scale multiplies the weight of the codes, and the weight times
-//! the bias is added.
+//! features in this group. In a weighted sum, the weight times the scale multiplies the codes, and
+//! the weight times the bias is added.
 
 use super::source::{Codes, QuantizedRows, codes, load_strided};
 use super::{MAX_DIM, TILE};

@@ -87,7 +87,8 @@ impl<T: Float> Kernel for Combine<'_, T> {
                         let weight = *chunk(i).add(rows * pitch + rows + row);
                         sum += weight * factor::<V, T>(max(i) - largest);
                     }
-                    // If there are no keys and no sinks, this divides 0 by 0, as MLX does.
+                    // If all scores of a row are -inf and there are no sinks, this divides 0 by 0,
+                    // as MLX does.
                     let scale = 1.0 / sum;
                     let mut total = [0.0f32; MAX_DIM];
                     for i in 0..split.chunks {

@@ -4,7 +4,7 @@
 //! A row is one query of one head. The rows of a key-value head are processed together, ordered by
 //! position and then by head, so that the keys and values of the head are read once for all rows.
 //! `decode` handles a few queries and splits the keys among the threads. `prefill` handles prompts
-//! and splits the rows. At any time, a thread keeps the scores of only one tile of keys.
+//! and splits the rows. In both, a thread keeps the scores of only one tile of keys at a time.
 //!
 //! The order in which a row adds up its keys depends only on the positions of the keys, since tiles
 //! and chunks begin at multiples of their length. If a row has at least one visible key, its masked

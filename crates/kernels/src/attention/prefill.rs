@@ -196,8 +196,9 @@ impl Blocks<'_> {
                     data: data.cast_const(),
                     stride: pitch as isize,
                 };
-                // The product reads keys in full tiles, and values in blocks of sixteen, so a
-                // shorter tile of keys or block of values must be copied.
+                // The product reads keys in full tiles, and each value in blocks of sixteen
+                // features. So a shorter tile of keys, or values with a shorter last block, must be
+                // copied.
                 let wide = self.element == Element::F32;
                 let k = floats(&call.k, place, at, wide && count == TILE).unwrap_or_else(|| {
                     let to = (space.keys, space.key_pitch);

@@ -1,5 +1,5 @@
-//! Computes `act(x · wᵀ + bias) + residual`. With [`RowOrder::Tokens`] it uses dot products, and
-//! with [`RowOrder::Prompt`] it uses tiles.
+//! Computes `act(x · wᵀ + bias) + residual`. With [`RowOrder::Tokens`] it uses dot products, unless
+//! x or w is stored transposed. With [`RowOrder::Prompt`] it uses tiles.
 
 pub mod arithmetic;
 mod columns;

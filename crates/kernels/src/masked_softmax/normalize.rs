@@ -13,8 +13,8 @@ pub struct Normalize<T> {
     /// The range of keys that the row sees, and the number of all keys.
     pub seen: Range<usize>,
     pub keys: usize,
-    /// The scores of the keys that the row sees, in full blocks in the order of
-    /// [`Float::load_mixed`], and the largest score.
+    /// The scores of the keys that the row sees, and the largest score. Full blocks of scores have
+    /// the order of [`Float::load_mixed`].
     pub kept: *mut f32,
     pub max: f32,
     /// The elements that the caller reads next. The kernel prefetches them.

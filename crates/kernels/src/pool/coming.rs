@@ -12,8 +12,8 @@ use super::super::simd::prefetch_far;
 
 /// The largest number of pieces of memory in a description.
 const MOST: usize = 4;
-/// The number of bytes that a helper prefetches. They fill a part of its second-level cache, which
-/// has 1 MB or more.
+/// The number of bytes that a helper prefetches. They fill only a part of its second-level cache,
+/// which has 1 MB in Zen 4 and Zen 5, for example.
 pub const BYTES: usize = 256 << 10;
 /// The number of bytes that one step prefetches.
 pub const STEP: usize = 256;

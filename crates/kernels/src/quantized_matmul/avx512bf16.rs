@@ -1,6 +1,6 @@
-//! Products with bf16 inputs on AVX512_BF16. Weights are converted to bf16 by table lookup, which
-//! is exact for up to eight bits. One instruction multiplies 32 weights by 32 inputs and adds up in
-//! f32.
+//! Products with bf16 inputs on AVX512_BF16. Weights are converted to bf16 by table lookup, or by
+//! `floats` if they are 8-bit floats. Both are exact for up to eight bits. One instruction
+//! multiplies 32 weights by 32 inputs and adds up in f32.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -88,8 +88,8 @@ impl<F: Format> Lookup<F> {
 }
 
 /// Loads `count` of the sixteen lanes of a chunk of weights, or all of them if `WHOLE`. The result
-/// has 32 lanes of sixteen bits: each lane of the chunk becomes two lanes, which hold whole
-/// weights.
+/// has 32 lanes of sixteen bits: each lane of the chunk becomes two lanes (its halves), which hold
+/// whole weights.
 #[inline(always)]
 unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> __m512i {
     // SAFETY: the caller ensures that `count` lanes are readable; masks limit the loads to them.
@@ -105,8 +105,8 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
         } else {
             _mm512_maskz_loadu_epi8((1 << (F::LANE_BITS * count / 8)) - 1, from.cast())
         };
-        // Copy the words of four lanes into each quarter of the register. Within a quarter, each of
-        // the eight half lanes then takes the two bytes that contain its bits.
+        // Copy the 16-bit words of four lanes into each quarter of the register. Within a quarter,
+        // each half of these lanes then takes the two bytes that contain its bits.
         let Spread { words: quarters, bytes, shifts } = const { &Spread::of(F::LANE_BITS) };
         let quarters = _mm512_loadu_si512(quarters.as_ptr().cast());
         let pairs = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
@@ -116,9 +116,10 @@ unsafe fn load<F: Format, const WHOLE: bool>(from: *const u8, count: usize) -> _
     }
 }
 
-/// Where [`load`] finds half lanes that straddle words. Each quarter of a register takes the words
-/// that contain its half lanes. Within a quarter, each of the eight half lanes takes two bytes, and
-/// is shifted down by the number of bits before it.
+/// Where [`load`] finds the halves of packed lanes, which may begin in the middle of a byte.
+/// `words` has the 16-bit words of four lanes that each quarter of the register takes. For each of
+/// the eight halves of these lanes, `bytes` has the two bytes of the quarter that contain it, and
+/// `shifts` has the number of bits before it in these bytes.
 struct Spread {
     words: [u16; 32],
     bytes: [u8; 16],
@@ -331,7 +332,7 @@ impl<const M: usize> Sums<M> {
                 *group = lane as u32 >> self.shift;
             }
             let mut group = _mm512_loadu_si512(group.as_ptr().cast());
-            // A group of 128 bytes has two chunks, so only every second chunk starts a new group.
+            // If a group has two chunks, only every second chunk starts a new group.
             let mut step = _mm512_set1_epi32(LANES as i32 >> self.shift);
             let mut other = _mm512_sub_epi32(_mm512_set1_epi32(32 >> self.shift), step);
             let lanes = count << self.shift;

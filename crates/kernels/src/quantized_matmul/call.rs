@@ -9,9 +9,9 @@ use crate::row_order::RowOrder;
 pub enum Mode {
     /// `scale * q + bias`, with q of 2, 3, 4, 5, 6 or 8 bits.
     Affine,
-    /// `2^(e - 127) * q`, with q a 4-bit float.
+    /// `2^(e - 127) * q`, with a 4-bit float q and an 8-bit scale e.
     Mxfp4,
-    /// `2^(e - 127) * q`, with q an 8-bit float.
+    /// `2^(e - 127) * q`, with an 8-bit float q and an 8-bit scale e.
     Mxfp8,
     /// `s * q` with a 4-bit float q and an 8-bit float s.
     Nvfp4,

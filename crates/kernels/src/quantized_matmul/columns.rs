@@ -230,9 +230,9 @@ impl<T: Float> Kernel for Write<'_, T> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with row `m` of x. This is
-/// separate from [`Band`], because in one function for both the compiler would load constants again
-/// for each chunk of weights.
+/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks of sixteen, with row `m` of x.
+/// [`Band`] is a separate kernel: if one function did the work of both, the compiler would load
+/// constants again for each chunk of weights.
 struct Row<'a, D> {
     operands: Operands<'a>,
     count: usize,

@@ -37,8 +37,8 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
     };
     let prepared = Prepared::new(DIGITS * tiles, row_bytes, 2 * groups, 1);
     let misfits = AtomicBool::new(false);
-    // RMS normalization needs a whole row. Without it, vectors of sixteen groups can be split
-    // separately.
+    // RMS normalization needs a whole row. Without it, threads can split parts of sixteen groups
+    // into bytes separately.
     let whole = if single { row_bytes } else { call.axis };
     let part = if call.norm.is_some() { whole } else { LANES * call.group };
     let parts = whole.div_ceil(part);
@@ -73,8 +73,9 @@ pub unsafe fn prepare<T: Float, F: Format>(machine: Machine, call: &Call) -> Opt
 struct Split<'a, T> {
     call: &'a Call<'a>,
     m: usize,
-    /// The elements of the part. The part begins at a vector of groups, and ends at the next
-    /// part or at the end of the row. If x has only one row, the row is padded to pairs of chunks.
+    /// The elements of the part. The number of groups before it is a multiple of sixteen, and it
+    /// ends at the next part or at the end of the row. If x has only one row, the row is padded to
+    /// pairs of chunks.
     elements: Range<usize>,
     single: bool,
     /// The number of weights in a byte.

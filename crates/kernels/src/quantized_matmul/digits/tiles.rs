@@ -209,8 +209,8 @@ unsafe fn add<V: F32x16>(
 }
 
 impl<F: Format> Block<'_, F> {
-    /// Writes the scales of groups of sixteen rows of weights: a vector for each group from `at`
-    /// on, and then the biases.
+    /// Writes the scales of up to sixteen groups, from `at` on: for each group, a vector with one
+    /// lane for each of sixteen rows of weights. Then writes the biases in the same way.
     #[inline(always)]
     unsafe fn scales<V: F32x16>(&self, at: usize, to: *mut f32) {
         let Scales { scales, biases, .. } = self.first.scales(None);
@@ -307,7 +307,7 @@ impl<F: Format> Block<'_, F> {
     }
 }
 
-/// Writes the scales and biases of up to sixteen groups of rows of weights.
+/// Writes the scales and biases of up to sixteen groups in each of `count` rows of weights.
 struct OfGroups {
     scales: *const u8,
     biases: *const u8,
