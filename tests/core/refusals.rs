@@ -164,7 +164,7 @@ fn reductions_and_elements() -> Checked {
     for (shape, axes) in [(&[3, 0][..], Some(-1)), (&[0, 3], None), (&[0], None)] {
         refused("max", ops::max(&ones(shape)?, axes), "at least one element");
     }
-    // The ops would first have to copy this broadcast array, which takes four terabytes.
+    // The ops would first have to copy this broadcast array. The copy would take four terabytes.
     let large = ones(&[1, 1])?.broadcast_to([1 << 20, 1 << 20])?;
     for op in [ops::sum, ops::mean, ops::max, ops::sum_of_squares, ops::norm] {
         assert!(message(op(&large, ..)).starts_with("[reduce] expected"));

@@ -100,7 +100,8 @@ fn the_gradient_rotates_back() -> Checked {
             let call = plain(offset, traditional);
             let y = call.ours(&x)?;
             let back = transforms::vjp(|x| Ok(vec![call.ours(&x[0])?]), &[&x], &[&y])?.1;
-            // A vector of length at most 6 is rotated twice. Each rotation rounds four times.
+            // Each pair of features, a vector whose norm is at most 6, is rotated twice. Each
+            // rotation rounds four times.
             assert_close(&numbers(&back[0])?, &numbers(&x)?, 6.0 * 8.0 * 6e-8, "there and back");
             let want = transforms::vjp(|x| Ok(vec![call.builtin(&x[0])?]), &[&x], &[&y])?.1;
             if follows_mlx_bit_for_bit(device) {

@@ -27,8 +27,8 @@ pub fn tests() -> Vec<Test> {
     ROWS.iter().map(test).collect()
 }
 
-/// Runs a row of the table on every backend with our kernels, even if the machine's rule would
-/// choose MLX's ops. Every check must run, unless the row gives a reason.
+/// Runs a row of the table on every backend with our kernels, even if the built-in rule of `tune`
+/// would choose MLX's ops on this machine. Every check must run, unless the row gives a reason.
 fn hold(row: Conformance) -> Checked {
     let sample = std::env::var(SAMPLE).ok().and_then(|text| text.parse().ok());
     let row = row.backends(&backends()?).sample(sample.unwrap_or(1));

@@ -99,7 +99,7 @@ fn dispatches_cover_the_matrix_once() -> Checked {
     Ok(())
 }
 
-/// Indices count from the end in types that are too narrow for the number of rows.
+/// Negative indices count from the end, even if their type is too narrow for the number of rows.
 #[test]
 fn narrow_numbers_count_from_the_end() -> Checked {
     let (matrix, g) = (random32(&[300, 5], 1)?, random32(&[3, 5], 2)?);

@@ -175,8 +175,8 @@ fn arrays_that_outlive_their_threads_streams() -> Checked {
         assert_eq!(OPS[1].1(&y)?.to_vec::<f32>()?.len(), 48);
         Ok(())
     };
-    // MLX lends default streams to threads, and more threads run at once than there are default
-    // streams. Each thread signals by dropping its end of a channel, which also happens if it
+    // This crate lends default streams to threads, and more threads run at once than it has streams
+    // to lend. Each thread signals by dropping its end of a channel, which also happens if it
     // fails.
     thread::scope(|scope| {
         let (busy, ready) = channel();

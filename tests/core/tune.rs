@@ -59,8 +59,8 @@ fn choices_are_of_classes() -> Checked {
     Ok(())
 }
 
-/// Without measurements, MLX's ops compute 16-bit matrix products of many rows, because they use
-/// the GPU's neural accelerators.
+/// Without measurements, on an M5 or later with macOS 26.2 (Darwin 25.2) or later, MLX's ops
+/// compute 16-bit matrix products of many rows, because they use the GPU's neural accelerators.
 #[test]
 fn the_built_in_rule() -> Checked {
     let x = random(&[1, 2, 16, 64], Dtype::Float16, 1)?;

@@ -37,7 +37,7 @@ fn prepare(folder: &Path) -> anyhow::Result<Run> {
     let valid_config: Value = serde_json::from_slice(&fs::read(&config)?)?;
     let valid_tensors = fs::read(&tensors)?;
     let folder = folder.to_owned();
-    // PEFT uses other file names for low-rank updates.
+    // PEFT's files have another name, other names of tensors, and transposed matrices.
     let of_peft = folder.join("adapter_model.safetensors");
     let peft_config = json!({
         "peft_type": "LORA", "r": 2, "lora_alpha": 6.0, "use_rslora": false, "bias": "none",

@@ -29,7 +29,8 @@ fn texts(all: &[String]) -> Entry {
     of_kind(8, all.len(), items)
 }
 
-/// Draws the entries for `count` tokens. About one vocabulary in three is damaged.
+/// Draws the entries for `count` tokens. In about one vocabulary in three, an entry is missing or
+/// replaced. Single tokens, scores, types and IDs may be invalid too.
 pub fn vocabulary(rng: &mut Rng, count: usize) -> Vec<(String, Entry)> {
     let all = TEXTS.split(' ').chain(["", " "]);
     let mut tokens: Vec<String> = all.map(str::to_owned).collect();

@@ -1,8 +1,7 @@
 //! Seeded fuzzers of all inputs of the library: files, templates, arguments, graphs, and the bytes
 //! that the ranks (processes) of a split model send to each other.
 //!
-//! `cargo test` runs a few thousand cases of each fuzzer, always the same ones. To run new ones
-//! overnight:
+//! `cargo test` runs 2,000 cases of each fuzzer, always the same ones. To run new ones overnight:
 //!
 //! ```text
 //! cargo test --test fuzz -- --cases 100000 --seed 7 [NAME...]

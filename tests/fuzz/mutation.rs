@@ -126,7 +126,7 @@ pub fn text(rng: &mut Rng, text: &str, words: &[&str]) -> String {
 }
 
 // Prefixes of strings that stand for values that serde_json cannot represent. `written` replaces
-// these strings by the values.
+// these strings by the values. It removes the prefix `AGAIN`, which makes a key a duplicate.
 const NUMBER: &str = "@number@";
 const DEEP: &str = "@deep@";
 const AGAIN: &str = "@again@";

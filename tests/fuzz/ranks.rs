@@ -33,7 +33,7 @@ fn prepare_greetings(_: &Path) -> anyhow::Result<Run> {
         let (greeting, text) = fuzzing::greeting().unwrap();
         let mut bytes = match rng.u8(..10) {
             0 => random(rng, 3000),
-            // The greeting's magic bytes, followed by random bytes in place of its length and text.
+            // The greeting's magic bytes and length, followed by random bytes in place of the rest.
             1 => [&greeting[..20], &random(rng, 200)].concat(),
             2 => {
                 let at = greeting.len() - 32 - text.len();

@@ -95,8 +95,8 @@ fn adapters_make_another_model() -> Checked {
             assert_eq!(PromptCache::load(&path, other).is_ok(), i == j, "{i} {j}");
         }
     }
-    // Attach other adapters first, and then attach these again. The model has the same identity as
-    // before.
+    // Attach other adapters first, and then the adapters of `variants[1]` in their place. The model
+    // has the identity of `variants[1]`.
     let again = load()?.adapted(&adapters(0.5, 1.0, &name)?)?;
     let again = again.adapted(&adapters(0.01, 2.0, &name)?)?;
     save_cache(&variants[1], &path)?;

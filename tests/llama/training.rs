@@ -117,9 +117,9 @@ fn a_trainer_is_the_loop_that_it_stands_for() -> Checked {
     Ok(())
 }
 
-/// A run is saved in the middle of an accumulation, of a pass over the data and of a report. It
-/// then resumes with the same bits as a run without interruption. This also holds with recomputed
-/// layers and with packed weights.
+/// A run is saved in the middle of an accumulation, of a pass over the data, and of the steps whose
+/// losses the next report averages. It then resumes with the same bits as a run without
+/// interruption. This also holds with recomputed layers and with packed weights.
 #[test(simulated = never)]
 fn resumed_runs_have_the_bits_of_whole_ones() -> Checked {
     let folder = TempDir::new()?;

@@ -57,8 +57,8 @@ const OF_LONGER: [&str; 2] = ["barrier", "slots"];
 const OTHER_FORMATS: [&str; 8] =
     ["(\"b2\"", "(\"b3\"", "(\"b5\"", "(\"b6\"", "(\"mxfp4\"", "(\"mxfp8\"", "(\"nvfp4\"", "(\"k"];
 
-/// For each stem, names of kernel instances that are not compiled with a fault. Only the other
-/// instances of a template are compiled with the fault.
+/// For each stem, texts that occur in the lines of some kernel instances. These instances are not
+/// compiled with a fault, and the other instances of the template are.
 const LEFT_OUT: [(&str, &[&str]); 4] = [
     ("attention_grad", &["_128_", "_256_"]),
     ("attention", &["_q8_", "_80_", "_96_", "_128_", "_256_", "_64_4_"]),

@@ -151,8 +151,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("MaskedSoftmax::masking_.scale, .causal, .window", SCORES, |p| {
             masks().map(|options| masked(&p[0], options)).collect()
         }),
-        // One node computes the gradients of the scores and of an additive mask. The two gradients
-        // differ by the factor `scale`.
+        // One node computes the gradient of the scores, and another the gradient of an additive
+        // mask. These nodes differ only in `scale`, which is 1 for the mask.
         apart(
             "MaskedSoftmaxGrad::masking_.scale",
             &[&[2, 4, 6, 6], &[2, 4, 6, 6], &[2, 4, 6, 6]],
@@ -241,7 +241,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         apart("QuantizedMatmul::kind_.normed, .biased", &[&[32], &[32]], |p| {
             normed_or(p, QuantizedLinear { bias: Some(&p[1]), ..Default::default() })
         }),
-        // For a single row, adding a residual and adding a bias give the same result.
+        // For a single row, adding a residual gives the same result as adding a bias. So this test
+        // and the test before it both compare with a norm.
         apart("QuantizedMatmul::kind_.added", &[&[32], &[32]], |p| {
             normed_or(p, QuantizedLinear { residual: Some(&p[1]), ..Default::default() })
         }),

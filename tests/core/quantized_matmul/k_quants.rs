@@ -130,7 +130,8 @@ fn products_and_gradients() -> Checked {
     })
 }
 
-/// Products with fused steps, and other ops, may add up in another order.
+/// Products with fused steps, and other ops, may add up in another order than the same ops do on
+/// the unpacked matrix.
 #[test]
 fn other_ops_agree_with_the_unpacked_matrix() -> Checked {
     let (n, k) = (24, 256);
@@ -314,8 +315,9 @@ fn refuses_other_shapes_and_packing() -> Checked {
     Ok(())
 }
 
-/// A graph that was built for a CPU runs on a GPU. Products of 16-bit rows are refused, because the
-/// GPU has no kernel for them. Products of float32 rows run, unless their scales are not aligned.
+/// Evaluates, on a GPU, graphs that were built for a CPU. Products of 16-bit rows are refused,
+/// because the GPU has no kernel for them. Products of float32 rows run, unless the scales of the
+/// weights are not aligned.
 #[test]
 fn a_graph_for_cpus_is_refused_by_a_gpu() -> Checked {
     if !mlx_primitives::simulator::is_available() {

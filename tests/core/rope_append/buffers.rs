@@ -42,8 +42,8 @@ fn buffers_are_reused_unless_held() -> Checked {
             let qkv = step(&LAYOUT, 2, 1, Dtype::Float32, u64::from(position as u32))?;
             now = ops::rope_append(&now, &qkv, LAYOUT, turning(8, position))?;
             if is_nvidia(device) {
-                // MLX may still hold the state for an op that has already read it. The op then
-                // copies the state.
+                // MLX may still hold the state for an op that has already read it. In this
+                // case `rope_append` copies the state.
                 copies += i32::from(now.address()? != first);
                 first = now.address()?;
             }

@@ -99,7 +99,7 @@ fn gradients_transform() -> Checked {
         let gradients = |p: Vec<Array>| Ok(of(p[0].clone())?.to_vec());
         let second = vjp(gradients, &[&call.cotangent], &[&call.state, &call.qkv])?.1;
         let want = ops::rope_append(&call.state, &call.qkv, LAYOUT, options)?;
-        // The state's rows for queries of later positions keep their values.
+        // Rows of the state's query area that the step does not fill keep the state's values.
         assert_close(&numbers(&second[0])?, &numbers(&want)?, 1e-5, "second derivatives");
 
         let stacked = stack(&[&call.cotangent, &call.cotangent.multiply(0.5)?], 1)?;

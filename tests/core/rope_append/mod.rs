@@ -41,8 +41,8 @@ fn positions_of_every_kind() -> Checked {
         let want = of(&each)?;
         assert_same(&of(&each.astype(Dtype::Int64)?)?, &want, "of 64 bits")?;
         assert_same(&of(&each.add(4)?.subtract(4)?)?, &want, "computed")?;
-        // All entries of the batch have one position. If the host knows it, a GPU gets it by value.
-        // The later positions reuse the launch plan of the first.
+        // All entries of the batch have the same position. If the host knows it, a GPU gets it by
+        // value. The other positions of this loop reuse the launch plan of the first.
         for position in [0, 9, 20, 7] {
             let want = of(&Array::from_slice(&[position; 3], [3])?)?;
             let known = Array::scalar(position)?;

@@ -107,7 +107,7 @@ pub fn ended(role: &str) -> anyhow::Result<(ExitStatus, String)> {
     Player::start(role)?.finish()
 }
 
-/// Runs a role `rounds` times in a child process. Checks that it ends with this status each time.
+/// Runs a role `rounds` times, each time in a new child process. Checks the status of each child.
 pub fn ends(role: &str, status: i32, rounds: u32) -> Checked {
     for round in 0..rounds {
         let (ended, said) = Player::start(role)?.finish()?;

@@ -25,7 +25,7 @@ impl Damage {
     }
 }
 
-/// Numbers that are invalid as a dimension, an offset or a size.
+/// Values that are usually invalid as a dimension, an offset or a size.
 const HOSTILE: [&str; 12] = [
     "-1",
     "0",

@@ -33,8 +33,8 @@ fn a_rank_is_killed() -> Checked {
             let reason = format!("rank {victim} ended before the others");
             let ended = process.finish()?;
             ended.check(1, &error(rank, &reason))?;
-            // MLX's ring writes messages in pieces. The rank's report may be between two pieces, so
-            // count reports.
+            // MLX's ring prints its messages in pieces. The rank's report may be between two pieces
+            // of a message, so count reports, not lines.
             let reports = ended.said.matches("[rank ").count();
             anyhow::ensure!(reports == 1, "{ended:?}");
         }

@@ -1,5 +1,5 @@
 //! The environment variables of ranks that NCCL connects, and values that are refused. Exchanging
-//! data by NCCL needs two GPUs, so these tests do not.
+//! data by NCCL needs two GPUs, so the ranks of these tests exchange no data.
 
 use std::time::Duration;
 

@@ -84,7 +84,7 @@ fn addresses_of_a_network_need_a_secret() -> Checked {
 #[test(simulated = never)]
 fn a_greeting_that_was_recorded() -> Checked {
     let place = Place::new(2)?;
-    // The stranger listens at rank 0's port first. When rank 1 connects, it sends a nonce.
+    // The stranger listens at rank 0's port first. It sends a nonce to rank 1, which connects.
     let stranger = TcpListener::bind(("127.0.0.1", place.ports[0]))?;
     let dropped = place.rank("values", 1)?.env(SECRET, WORD).start()?;
     let record = |nonce: [u8; 32]| -> anyhow::Result<Vec<u8>> {

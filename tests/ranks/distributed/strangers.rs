@@ -51,8 +51,8 @@ fn greetings_of_strangers() -> Checked {
             assert_eq!(String::from_utf8_lossy(&answer), "", "rank 0 answers {text}");
         }
     }
-    // The proofs of these greetings are correct for another nonce, text or role. In other
-    // greetings, the proof is truncated, too long or missing.
+    // In the first three greetings, the proof is correct for another nonce, text or role. In the
+    // others, a byte follows the proof, the proof is zero, or the text's length is too large.
     let right = text(VERSION, 2, 1);
     let word = WORD.as_bytes();
     let cases: [Answer<'_>; 6] = [

@@ -58,8 +58,8 @@ impl Results {
         self.add("after derivatives", tokens(llama, &prompt, &options))
     }
 
-    /// Adds greedy tokens of the demo model: with every kind of cache, with packed weights whose
-    /// groups the shares divide, with adapters, for a batch, and with a draft model.
+    /// Adds greedy tokens of the demo model: with every kind of cache, with packed weights, for a
+    /// batch, with a draft model, and with adapters.
     pub fn greedy(&mut self) -> Checked {
         let (demo, texts, options) = self.demo_texts()?;
         for (name, cache) in KINDS {

@@ -20,7 +20,7 @@ pub enum Layout {
     ColumnMajor,
     /// The array is every second element of a larger array's last axis.
     Stepped,
-    /// All axes are reversed.
+    /// Along every axis, the elements are in reverse order in memory.
     Reversed,
     /// All slices of the first axis are one slice that is broadcast.
     Broadcast,
