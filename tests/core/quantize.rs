@@ -37,7 +37,8 @@ fn check(device: Device, x: &Array, group_size: i32, bits: i32, what: &str) -> C
     near(x, [&packed, &scales, &biases, &back], group_size as usize, bits as usize, &what)
 }
 
-/// Checks in float64 that no other code is nearer, and that `dequantize` returns the code's number.
+/// Checks in float64 that each code's number is within a quantization step of x, and that
+/// `dequantize` returns the code's number.
 fn near(x: &Array, q: [&Array; 4], group_size: usize, bits: usize, what: &str) -> Checked {
     let words = q[0].to_vec::<u32>()?;
     let (scales, biases, back) = (numbers(q[1])?, numbers(q[2])?, numbers(q[3])?);

@@ -14,7 +14,8 @@ use super::mutation::{self, once_in, one};
 
 pub const FUZZER: Fuzzer = Fuzzer { name: "config", allowance: 16 << 20, prepare };
 
-/// A model is built only if its weights take at most this many bytes.
+/// A model is built only if its weights take at most this many bytes, and if it has at most eight
+/// layers.
 const SMALL: u64 = 1 << 17;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {

@@ -1,6 +1,6 @@
-//! Ranks are the processes that share a split model. This fuzzes the bytes that they exchange:
-//! greetings at the start of a connection, frames of control connections, and parts of arrays. A
-//! rank must refuse all bytes that no rank sent.
+//! Fuzzes the bytes that ranks (the processes that share a split model) exchange: greetings at the
+//! start of a connection, frames of control connections, and parts of arrays. A rank must refuse
+//! all bytes that no rank sent.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

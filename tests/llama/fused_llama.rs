@@ -8,7 +8,8 @@ use serde_json::json;
 use crate::llama::greedy;
 use crate::support::models::variant;
 
-/// The model loads packed weights in mlx-lm's format, and generates the same tokens.
+/// A checkpoint of packed weights in mlx-lm's format generates the same tokens as a model that is
+/// packed after it was loaded.
 #[test(simulated = once)]
 fn packed_checkpoints_load() -> anyhow::Result<()> {
     let format = json!({"group_size": 32, "bits": 4});

@@ -14,8 +14,9 @@ use crate::checkpoints::{apart, floats, follow, ids, largest, mean_nll, perplexi
 use crate::support::compare::numbers;
 use crate::support::{Checked, simulated};
 
-/// The files. For each, the bits per weight that its matrices may take in memory: converted to
-/// MLX's affine layout, and in their original format.
+/// The files. For each, the most bits per weight that the model may take in memory, in two cases:
+/// all its matrices are in MLX's affine layout, or `KQuants::Own` keeps Q4_K, Q5_K and Q6_K packed
+/// as in the file.
 const FILES: [(&str, f64, f64); 9] = [
     ("q2_k", 8.0, 8.0),
     ("q3_k", 10.0, 10.0),

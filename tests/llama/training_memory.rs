@@ -93,8 +93,8 @@ fn steps_take_the_estimated_memory() -> Checked {
         let empty = memory::active_memory();
         let mut trainer = Trainer::new(&llama, &data, trainable, settings)?;
         let before = memory::active_memory();
-        // The trainer allocates the sums of gradients in the first step. Small arrays take more
-        // memory than their bytes.
+        // If steps accumulate gradients, the trainer allocates the sums in the first step, which
+        // has not run yet, so add their bytes. Small arrays take more memory than their bytes.
         let sums: usize = trainer.parameters().values().map(|array| array.nbytes()).sum();
         let state = (before - empty + if full { sums } else { 0 }) as f64 / estimate.state as f64;
         assert!((0.95..1.15).contains(&state), "{case:?}: {state} of the state");

@@ -107,8 +107,8 @@ fn simulated(
     }
 }
 
-/// Runs the case without a fault. Its results must be correct with every order of threads in
-/// `orders`.
+/// Runs the case without a fault. Its results must be correct in the forward order of threads, and
+/// must have the same bits and the same traffic in every order in `orders`.
 pub fn original(case: &Case, orders: &[Schedule]) -> std::result::Result<Original, Failure> {
     let expected = match without_metal(|| values(case)) {
         Ok(values) => values,

@@ -34,7 +34,7 @@ def wheel(version):
     return content.getvalue()
 
 
-# The name of each file, its content, and the hash that the index claims for it.
+# The name of each file, its content, and the wrong hash that the index claims for it, if any.
 FILES = {
     "pk-1.2.2-py3-none-any.whl": (wheel("1.2.2"), "0" * 64),
     "pk-1.2.3-py3-none-any.whl": (wheel("1.2.3"), None),

@@ -28,7 +28,7 @@ pub const SCORES: Shapes = &[&[2, 4, 6, 6]];
 pub const QKV: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[4]];
 pub const QKV_MASK: Shapes = &[&[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 8], &[1, 4, 4, 4], &[4]];
 pub const LAYOUT: KvLayout = KvLayout { heads: 6, kv_heads: 2, head_dim: 8, capacity: 26 };
-/// Another layout. States have as many rows as with `LAYOUT`, and steps have as many features.
+/// Another layout. A state has as many rows, and a step as many features, as with `LAYOUT`.
 pub const OTHER_LAYOUT: KvLayout = KvLayout { heads: 4, kv_heads: 3, head_dim: 8, capacity: 20 };
 pub const STEP: Shapes = &[&[1, 152, 8], &[1, 2, 80], &[4]];
 

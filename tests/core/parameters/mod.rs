@@ -68,7 +68,8 @@ fn no_parameter_is_lost() -> Checked {
     })
 }
 
-/// The results may be equal, so the test counts the nodes.
+/// The results of the two products may be equal, so the test does not compare them. It counts the
+/// nodes.
 #[test]
 fn products_that_round_stay_apart() -> Checked {
     use CpuActivations::{Exact, Int8};
@@ -91,7 +92,8 @@ fn products_that_round_stay_apart() -> Checked {
     Ok(())
 }
 
-/// The results may be equal, so the test counts the nodes.
+/// The results in the two orders may be equal, so the test does not compare them. It counts the
+/// nodes.
 #[test]
 fn orders_of_rows_stay_apart() -> Checked {
     use RowOrder::{Prompt, Tokens};

@@ -20,7 +20,7 @@ pub const FUZZER: Fuzzer = Fuzzer { name: "ops", allowance: 64 << 20, prepare };
 /// An op's name, and a function that draws its arguments and calls it.
 type Call = (&'static str, fn(&mut Draw) -> Result<Vec<Array>>);
 
-/// Results are computed only if they take at most this many bytes.
+/// Results are computed only if they take less than this many bytes.
 const MOST: usize = 1 << 20;
 
 fn prepare(_: &Path) -> anyhow::Result<Run> {

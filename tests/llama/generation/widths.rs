@@ -26,8 +26,8 @@ fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama>
     Llama::random(config, dtype, packed, seed)
 }
 
-/// The cache keeps only the latest positions. The prompts are longer than the cache, so they run in
-/// chunks. Some run in a batch.
+/// The cache keeps only the latest positions. The prompt is longer than the cache, and runs in
+/// chunks of several lengths. It also runs in a batch with two other prompts.
 #[test(simulated = never)]
 fn rotating_caches_do_not_depend_on_steps() -> Checked {
     for (layout, kind) in [((4, 1), 0), ((7, 1), 1), ((2, 2), 2)] {
