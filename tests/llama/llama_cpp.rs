@@ -15,8 +15,8 @@ use crate::support::compare::numbers;
 use crate::support::{Checked, simulated};
 
 /// The files. For each, the most bits per weight that the model may take in memory, in two cases:
-/// all its matrices are in MLX's affine layout, or `KQuants::Own` keeps Q4_K, Q5_K and Q6_K packed
-/// as in the file.
+/// all its matrices are in MLX's affine layout, or Q4_K, Q5_K and Q6_K are in the layout of
+/// `KQuants::Own`.
 const FILES: [(&str, f64, f64); 9] = [
     ("q2_k", 8.0, 8.0),
     ("q3_k", 10.0, 10.0),
