@@ -175,7 +175,7 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
         Fault::EtagOutside => "../../../outside".to_owned(),
         // As on the hub, the ETag of a large file is its SHA-256, and the ETag of other files is a
         // shorter hash.
-        _ if large => hex(ring::digest::digest(&ring::digest::SHA256, content).as_ref()),
+        _ if large => sha256(content),
         _ => hex(&blake3::hash(content).as_bytes()[..20]),
     };
     let mut headers = vec![("X-Repo-Commit", commit.to_owned())];
@@ -198,6 +198,11 @@ fn answer(stream: &TcpStream, state: &Mutex<State>, elsewhere: &str, is_storage:
         }
         None => send(stream, "200 OK", &headers, content),
     }
+}
+
+/// The SHA-256 of a file, as the hub writes it.
+pub fn sha256(content: &[u8]) -> String {
+    hex(ring::digest::digest(&ring::digest::SHA256, content).as_ref())
 }
 
 fn hex(bytes: &[u8]) -> String {
