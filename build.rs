@@ -338,9 +338,9 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folder that keeps the libraries of the MLX that `SCRIPT` installs in a clone, one per user
-/// and version. It is outside the clone, so an installed command still works if the clone is
-/// deleted.
+/// A folder outside the clone with the libraries of the MLX that `SCRIPT` installs in a clone, so
+/// that an installed command still works if the clone is deleted. A user has one such folder for
+/// each version of MLX. `None` if this MLX comes from elsewhere.
 fn kept(root: &Path, mlx: &Mlx) -> Option<PathBuf> {
     if mlx.prefix != root.join(".mlx/python/mlx") {
         return None; // MLX stays where it was installed

@@ -4,8 +4,8 @@
 //!
 //! All contestants take turns in this process. An op's time is the time of a graph of several
 //! calls, divided by the number of calls; each call takes the result of the previous call. A copy
-//! is MLX's `negative`, which moves about as many bytes as the op. An argument selects the rows of
-//! the table whose names contain it.
+//! is MLX's `negative`. Its time is scaled to the number of bytes that the op moves. An argument
+//! selects the rows of the table whose names contain it.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -31,7 +31,7 @@ struct Work {
     start: Array,
     step: Step,
     calls: usize,
-    /// The number of bytes that a call has to move. A copy of `copied` moves about as many bytes.
+    /// The number of bytes that a call has to move. The time of copying `copied` is scaled to it.
     bytes: usize,
     copied: Array,
 }
@@ -47,8 +47,8 @@ impl Work {
         Ok(start.elapsed().as_secs_f64() / self.calls as f64)
     }
 
-    /// Prints the median times, in microseconds, of our kernel, MLX's op and a copy that moves
-    /// about as many bytes.
+    /// Prints the median times of our kernel and of MLX's op in microseconds, their ratio, and the
+    /// time of a copy of as many bytes in percent of our kernel's time.
     fn measure(&self) -> Result<()> {
         let chosen = |choices: fn() -> Choices| {
             move || with_choices(Rc::new(choices()), || self.seconds(&self.start, &*self.step))

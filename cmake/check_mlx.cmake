@@ -31,7 +31,7 @@ if(NOT mlx_library_release STREQUAL MLX_HEADER_VERSION)
     "${mlx_library_version}: point MLX_DIR at one whole install, or run scripts/build_metal.sh")
 endif()
 if(CUDA)
-  # The functions of MLX's CUDA backend that cuda_encoder.cpp calls, by their mangled names.
+  # The functions of MLX's CUDA backend that cpp/runtime/cuda_*.cpp call, by their mangled names.
   set(exports ${CMAKE_CURRENT_BINARY_DIR}/mlx_exports.cpp)
   file(WRITE ${exports} [[
 void encoder() __asm__("_ZN3mlx4core2cu19get_command_encoderENS0_6StreamE");

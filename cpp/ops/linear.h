@@ -31,9 +31,9 @@ mx::array matmul(
     const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});
 
 /**
- * MLX's matmul of a and b, or of a and b with its last two axes exchanged. On a CPU our kernels
- * compute it. On a GPU, and on the CPU of a system with Metal, MLX computes it; there MLX uses
- * Accelerate on the CPU.
+ * MLX's matmul of a and b, or of a and b with its last two axes exchanged. On a CPU, our kernels
+ * compute it for float32, float16 and bfloat16. On a GPU, and on the CPU of a system with Metal,
+ * MLX computes it; there MLX uses Accelerate on the CPU.
  */
 mx::array product(
     const mx::array& a, const mx::array& b, bool transposed, mx::StreamOrDevice s = {});

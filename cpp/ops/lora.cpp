@@ -107,8 +107,8 @@ Arrays LoraLinear::vjp(
   auto s = stream();
   auto& a = primals[1];
   auto& b = primals[2];
-  // All three gradients use two products with the small matrices, `pulled` and `low`. Only the
-  // product with the base is large.
+  // The gradients of x and a use `pulled`, and the gradient of b uses `low`: products with the
+  // small matrices. Only the product with the base is large.
   auto g = rows_of(cotangents[0], s);
   auto x = rows_of(primals[0], s);
   auto scaled = [&](const mx::array& low) { return mx::multiply(scale(x), low, s); };

@@ -233,7 +233,7 @@ std::vector<mx::Shape> QuantizedMatmul::output_shapes(const Arrays& inputs) {
 
 namespace {
 
-/** For fewer rows of weights, threadgroups have half the size, unless the rows of x are long. */
+/** With fewer rows of weights, threadgroups may have half the size: `plan` has the conditions. */
 constexpr uint64_t FEW_WEIGHTS = 8192;
 constexpr uint32_t HALF_VALUES = 128 * QUANTIZED_VALUES; // values that 128 threads stage at once
 

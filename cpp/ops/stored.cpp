@@ -37,7 +37,8 @@ mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {
     refuse("part", "expected elements of an axis of the array");
   }
   auto shape = whole.shape();
-  // The elements at one index of the axis have `unit` bytes, and at all indices `pitch` bytes.
+  // With the indices of the earlier axes fixed, the elements at one index of the axis have `unit`
+  // bytes, and the elements at all its indices have `pitch` bytes.
   size_t unit = whole.itemsize();
   for (size_t i = axis + 1; i < shape.size(); ++i) {
     unit *= shape[i];

@@ -186,8 +186,9 @@ class CudaEncoder : public Encoder {
 
   mx::cu::CommandEncoder& to_; // MLX's encoder
   CudaKernel* kernel_{nullptr};
-  // `places_` are the bound values by index, and `memory_` the offsets of threadgroup memory by
-  // index. The vectors keep their capacity from one dispatch to the next.
+  // `places_` says, by buffer index, where in `bytes_` each bound value is. `memory_` has pairs:
+  // the index and the offset of threadgroup memory. The vectors keep their capacity from one
+  // dispatch to the next.
   std::array<Place, MOST_BUFFERS> places_{};
   std::vector<uint8_t> bytes_;
   std::vector<std::pair<uint32_t, uint32_t>> memory_;

@@ -35,12 +35,12 @@ struct ExchangeParams {
 };
 
 /**
- * The source of the kernel. A store writes eight bytes of the array: beside each half, the number
- * of the exchange. The hardware writes a half and its number together. So a rank that reads the
- * number also has the data, and no fence is needed. Exchanges alternate between two parts of
- * memory, so the exchange after the next one overwrites a part. This is safe: a rank begins that
- * exchange only after it has read all parts of the next one, and every other rank begins the next
- * one only after it has read this part.
+ * The source of the kernel. A store writes eight bytes of the array: two words, each beside the
+ * number of the exchange. The hardware writes a word and its number together. So a rank that reads
+ * the number also has the word, and no fence is needed. Successive exchanges use different halves
+ * of the memory, so an exchange overwrites the data of the exchange before the previous one. This
+ * is safe: a rank begins an exchange only after it has read all data of the previous one, and every
+ * other rank sent that data only after it had read the data of the exchange before it.
  */
 constexpr auto SOURCE = R"cuda(#include <metal_stdlib>
 using namespace metal;

@@ -25,8 +25,8 @@ fn load_error(directory: &Path) -> String {
     }
 }
 
-/// Compares our greedy tokens with mlx-lm's. Stops at the first step whose two best tokens differ
-/// by `margin` or less. There, rounding may change the token and all later ones.
+/// Compares our greedy tokens with mlx-lm's. Stops at the first step whose two largest logits
+/// differ by `margin` or less. There, rounding may change the token and all later ones.
 fn assert_follows_mlx_lm(checkpoint: &Checkpoint, dtype: &str, margin: f64) -> usize {
     let fixture = fixture();
     let mut compared = 0;

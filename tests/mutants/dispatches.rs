@@ -17,8 +17,8 @@ pub struct Job {
 /// A fault is tried in at most this many dispatches, until one of them reveals it.
 const PLACES: usize = 64;
 
-/// The changes that can be made to a dispatch. One `Memory` change removes all threadgroup memory.
-/// Its number is `i32::MIN`, because sizes differ.
+/// The changes that can be made to a dispatch. For each index of threadgroup memory, one `Memory`
+/// change removes all of this memory. Its number is `i32::MIN`, because sizes differ.
 fn changes(dispatched: &Dispatched) -> Vec<Change> {
     let encoded = &dispatched.encoded;
     let mut all = Vec::new();

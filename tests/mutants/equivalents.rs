@@ -3,7 +3,8 @@
 
 use crate::mutate::Mutant;
 
-/// A function's name, a part of the original line, a part of the changed line, and the reason.
+/// The beginning of a function's name, a part of the original line, a part of the changed line, and
+/// the reason. An empty text matches everything.
 pub type Equivalent = (&'static str, &'static str, &'static str, &'static str);
 
 pub const KERNELS: &[Equivalent] = &[

@@ -9,7 +9,7 @@ use crate::rules::RULES;
 
 const EACH: &str = r#"MACRO("float32", float) MACRO("float16", half) MACRO("bfloat16", bfloat)"#;
 
-/// The classes of mutants that run if `METAL_SIM_ALL_MUTANTS` is not set.
+/// The classes of mutants of `FILES` that run if `METAL_SIM_ALL_MUTANTS` is not set.
 const DEFAULT: [&str; 6] = ["barrier", "guard", "slots", "initial", "buffers", "bound"];
 
 /// Files of `metal/`. For each, the stems of the kernels in which a fault of the file shows. A stem
@@ -35,7 +35,7 @@ const FILES: [(&str, &[&str]); 17] = [
 ];
 
 /// Files whose kernels take longer to compile or to run. For these files, only the classes of
-/// mutants in `OF_LONGER` run.
+/// mutants in `OF_LONGER` run if `METAL_SIM_ALL_MUTANTS` is not set.
 const LONGER: [(&str, &[&str]); 13] = [
     ("attention_grad.metal", &["attention_grad"]),
     ("attention_matrix.h", &["attention"]),

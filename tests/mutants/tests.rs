@@ -138,7 +138,7 @@ impl Worker {
     }
 }
 
-/// Whether all mutants and all orders of threads run, as in scripts/verify.sh.
+/// Whether all mutants run, and all cases in every order of threads, as in scripts/verify.sh.
 fn every() -> bool {
     std::env::var_os("METAL_SIM_EVERY_MUTANT").is_some()
 }

@@ -21,8 +21,8 @@ fn synchronization(kernel: &str, simds: u64) -> Option<[u64; 2]> {
 }
 
 /// Checks that softmax and RMSNorm read each byte of x once, or twice if rows do not fit in
-/// registers. They must write each byte once, and use the least number of barriers. Returns false
-/// for other kernels.
+/// registers. They must write each byte once, read the weight once for each row, and use the least
+/// number of barriers and of exchanges. Returns false for other kernels.
 pub fn is_least(dispatched: &Dispatched) -> Result<bool, String> {
     let Dispatched { kernel, arrays, report, encoded } = dispatched;
     let Some([barriers, exchanges]) = synchronization(kernel, u64::from(encoded.group[0] / 32))

@@ -12,9 +12,9 @@ pub enum Check {
     /// nothing.
     Values,
     /// Compares values for extreme numbers: zeros, subnormals, the largest numbers, infinities and
-    /// NaN. For each extreme number, one comparison puts the number among ordinary numbers of an
-    /// input, and another fills the first input with the number. Further comparisons combine each
-    /// number with each number of the other inputs.
+    /// NaN. For each extreme number, a comparison for each input puts the number among ordinary
+    /// numbers of this input, and another comparison fills the first input with the number. Further
+    /// comparisons combine each number with each number of the next input.
     Extremes,
     /// Compares `vjp` with finite differences of the reference. Differentiates in the inputs of
     /// kind [`Input::Float`](crate::Input::Float): in each input alone, and in all inputs together.

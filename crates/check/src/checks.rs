@@ -180,7 +180,7 @@ impl Conformance {
             });
         }
         // Fill each input with all numbers, one after the other. In inputs with enough elements,
-        // the shifts pair each number of an input with each number of the other inputs.
+        // the shifts pair each number of an input with each number of the next input.
         let shifts = if floating.len() > 1 { numbers.len() } else { 1 };
         for shift in 0..shifts {
             compare(&format!("one after the other, {shift} apart"), &mut || {

@@ -38,12 +38,12 @@ impl Tensor {
         Self::new(rows, (0..count).map(row).collect::<Vec<_>>())
     }
 
-    /// Returns the elements of an array of float32, float16, bfloat16, int32 or bools. True becomes
-    /// 1.
+    /// Returns the elements of an array. Types other than int32 are first converted to float32.
+    /// True becomes 1.
     ///
     /// # Errors
     ///
-    /// Returns an error if the array has another type, or cannot be evaluated.
+    /// Returns an error if the array cannot be converted or evaluated.
     pub fn of(array: &Array) -> Result<Self> {
         let shape: Vec<usize> = array.shape().iter().map(|&dim| dim as usize).collect();
         let values: Vec<f64> = match array.dtype() {

@@ -20,7 +20,7 @@ fn load(change: impl FnOnce(&mut Gguf)) -> anyhow::Result<mlx_primitives::Result
 }
 
 /// The periods, the scale and the multiplier of the rotary embedding, for a file with these
-/// entries. `freqs` is a factor in the tensor `rope_freqs`.
+/// entries. If `freqs` is given, all elements of the tensor `rope_freqs` have this value.
 fn rope(entries: &[(&str, Entry)], freqs: Option<f32>) -> anyhow::Result<(Vec<f32>, f32, f32)> {
     let llama = load(|file| {
         for (key, value) in entries {

@@ -11,7 +11,8 @@ use super::ranks::{LIMIT, free_port};
 /// Listens at a port, and relays each connection to another port.
 pub struct Proxy {
     pub port: u16,
-    /// The two sockets of each relayed connection, in the order in which they were opened.
+    /// The two sockets of each relayed connection, in the order in which the connections were
+    /// opened.
     connections: Arc<Mutex<Vec<[TcpStream; 2]>>>,
     harm: Arc<Mutex<Option<Harm>>>,
 }

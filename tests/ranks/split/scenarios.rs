@@ -164,8 +164,8 @@ impl Results {
         self.add("beside packed", tokens(&beside, &texts[0], &options))
     }
 
-    /// Adds the results of a model with random weights. Ranks split the rows of its matrices at
-    /// multiples of a block of rows.
+    /// Adds the results of a model with random weights. Ranks split the rows of its matrices where
+    /// blocks of the kernels begin.
     pub fn random(&mut self) -> Checked {
         let config = || {
             Config::parse(

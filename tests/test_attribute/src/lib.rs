@@ -5,9 +5,10 @@
 use proc_macro::{Delimiter, TokenStream, TokenTree};
 
 /// Registers a test. `#[test(seconds = 900)]` overrides the default time limit. `#[test(alone)]`
-/// runs the test while no other test runs. `#[test(simulated = once)]` runs it in the simulator
-/// with only one order of threads, and `#[test(simulated = never)]` not at all. `#[ignore = "why"]`
-/// below the attribute works as in Rust's harness.
+/// runs the test while no other test runs. The simulator can run the threads of a kernel in several
+/// orders. `#[test(simulated = once)]` runs the test in only one of these orders, and
+/// `#[test(simulated = never)]` does not run it in the simulator. `#[ignore = "why"]` below the
+/// attribute works as in Rust's harness.
 #[proc_macro_attribute]
 pub fn test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let tokens: Vec<TokenTree> = function.clone().into_iter().collect();

@@ -55,7 +55,7 @@ METAL_FUNC unsigned transposed(unsigned matrix) {
   return result;
 }
 
-// Multiplies a 16 by 8 matrix by an 8 by 8 matrix. The lower eight rows of the first matrix are
+// Multiplies a 16 by 8 matrix by an 8 by 8 matrix. The last eight rows of the first matrix are
 // zeros.
 #define MSL_MMA(TYPE)                                                    \
   float unused[2];                                                       \

@@ -84,8 +84,8 @@ impl Macros {
                 token.text = one.body.text();
             }
         }
-        // `parse` does not split the text of files in this folder. No file is in it, so `parse`
-        // splits all text.
+        // `parse` does not split the text of files in the folder that it is given. No file is in a
+        // folder `\0`, so `parse` splits all text.
         Tokens::parse(&tokens.text(), Path::new("\0"))
     }
 

@@ -57,7 +57,7 @@ impl<T: Float> Dense<T> {
     }
 }
 
-/// The kernel prefetches weights this many rows ahead of its loads.
+/// How many rows of memory (indices of k) ahead of its loads the kernel prefetches.
 const AHEAD: usize = 16;
 
 impl<T: Float> Weights<InF32> for Dense<T> {

@@ -5,8 +5,8 @@
 //! taken row by row: a tile of rows is unpacked to f32 or bf16 in a small buffer, and then each
 //! word of the tile is broadcast to all lanes. So the weights can have any format whose rows can be
 //! unpacked (dense, converted, dequantized). Every output is one chain of fused multiply-adds in
-//! the order of k, for any size of tile. With tile instructions, such as AMX, the sums of full
-//! tiles are added in the order of k.
+//! the order of k, for any size of tile. Tile instructions, such as AMX's, first sum several
+//! products each, and these sums are added in the order of k.
 
 use std::ops::Range;
 
@@ -21,13 +21,13 @@ pub use super::sums::{ACROSS, EXTRA, Pass, STRIDE, SUMS, TILE, WORDS};
 use super::sums::{BLOCK_ROWS, LARGE, MOST_ROWS, SHORT};
 pub use super::weights::{Extents, Places, Weights};
 
-/// The number of rows of weights in a block.
+/// The largest number of rows of packed weights in a block, without tile instructions.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
 /// The largest number of rows of weights in a block, used with tile instructions. Each block reads
 /// x from beyond the second-level cache, so larger blocks read x fewer times in all.
 const MOST_COLUMNS: usize = if LARGE { 16 * TILE_ROWS } else { BLOCK_COLUMNS };
-/// The number of rows of weights in a block of dense weights, without tile instructions.
+/// The largest number of rows of dense weights in a block, without tile instructions.
 const DENSE_COLUMNS: usize = if LARGE { MOST_COLUMNS / 2 } else { BLOCK_COLUMNS };
 /// The number of tiles that are unpacked together if the weights are stored as `[k, n]` (they "lie
 /// across"), so that more of each row of memory is read at a time.
@@ -62,8 +62,8 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
     let in_tiles = in_tiles(machine, weights);
-    // With `TILES`, factors are split into parts of bf16. These parts take one and a half times the
-    // room of floats, so fewer rows stay in the second-level cache.
+    // With `TILES`, each float of x is split into three bf16 parts. These take one and a half times
+    // the room of floats, so fewer rows of x stay in the second-level cache.
     let (tile, mut rows, columns) = match in_tiles {
         true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
         true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),

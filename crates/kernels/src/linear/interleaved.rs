@@ -35,8 +35,8 @@ impl<A: Arithmetic> Interleaved<A> {
         self.packed.wrapping_add(at)
     }
 
-    /// The address of the words from word `at` on of a panel. The words that follow in memory end
-    /// at the next multiple of [`WORDS`].
+    /// The address of the words from word `at` on of a panel. Only the words before the next
+    /// multiple of [`WORDS`] follow in memory.
     #[inline(always)]
     pub fn words(&self, at: usize, panel: usize) -> *const f32 {
         self.panel(at / WORDS, panel).wrapping_add(at % WORDS * LANES)

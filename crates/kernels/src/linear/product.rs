@@ -1,6 +1,6 @@
-//! The product of two factors. One factor is interleaved, and the rows of the other are unpacked in
-//! tiles. Either x or the weights can be interleaved. Each sum adds its terms in the same order in
-//! both cases.
+//! The product of two factors. One factor is interleaved (see `interleaved.rs`), and the rows of
+//! the other are unpacked a few at a time. Either x or the weights can be interleaved. Each sum
+//! adds its terms in the same order in both cases.
 
 use super::super::Machine;
 use super::super::element::Float;
@@ -12,8 +12,8 @@ use super::interleaved::{Factor, Interleaved};
 use super::sums::BLOCK_ROWS;
 use super::weights::Weights;
 
-/// The largest number of words that are interleaved at a time, 32 MB, unless [`BLOCK_ROWS`] rows
-/// have more.
+/// The largest number of words of the weights that are interleaved at a time, 32 MB, unless
+/// [`BLOCK_ROWS`] rows have more.
 const WORDS: usize = 8 << 20;
 
 /// Multiplies x, `[m, k]`, with weights, `[n, k]`.
@@ -41,18 +41,18 @@ pub unsafe fn product<A: Arithmetic, T: Float>(
     }
 }
 
-/// Whether to interleave the weights and unpack x, instead of the other way round. Words are
-/// interleaved only once, so a factor that is much smaller than the other one should be
-/// interleaved.
+/// Whether to interleave the weights and unpack x, instead of the other way round. A factor is
+/// interleaved once, which takes time in proportion to its size. So a factor that is much smaller
+/// than the other one should be interleaved.
 ///
-/// With tiles, a factor that is stored with k as its first axis (it "lies across") should also be
-/// interleaved, because its rows would have to be transposed before they are unpacked. If both
-/// factors lie across, the weights are interleaved, so that the sums need no transpose, unless the
-/// weights have more than twice as many rows as x.
+/// With tile instructions, such as AMX's, a factor that is stored with k as its first axis (it
+/// "lies across") should also be interleaved, because its rows would have to be transposed before
+/// they are unpacked. If both factors lie across, the weights are interleaved, so that the sums
+/// need no transpose, unless the weights have more than twice as many rows as x.
 ///
-/// Without tiles, weights that lie across are interleaved too if x lies across or has at least
-/// [`BLOCK_ROWS`] rows: to unpack them again for each block of x would take longer, and the sums
-/// would need a transpose.
+/// Without tile instructions, weights that lie across are interleaved too if x lies across or has
+/// at least [`BLOCK_ROWS`] rows: to unpack them again for each block of x would take longer, and
+/// the sums would need a transpose.
 fn exchanges(in_tiles: bool, (m, x_across): (usize, bool), (n, w_across): (usize, bool)) -> bool {
     match in_tiles {
         true if x_across && w_across => n <= 2 * m,

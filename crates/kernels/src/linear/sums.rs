@@ -13,11 +13,12 @@ pub const WORDS: usize = 512;
 pub(super) const SHORT: usize = WORDS / 2;
 /// How many words ahead the products prefetch x.
 const AHEAD: usize = 16;
-/// The number of rows in a tile of weights. The sums of the tile fit in registers. A tile for AMX
-/// has [`TILE_ROWS`] rows instead.
+/// The number of rows in a tile of weights. If a register holds sixteen floats, the sums of the
+/// tile fit in registers. A tile for AMX has [`TILE_ROWS`] rows instead.
 pub const TILE: usize = 12;
 /// The distance in floats from one tile to the next if the weights are stored as `[k, n]` (they
-/// "lie across"). The last words are written as full blocks, which need more room.
+/// "lie across"). Each write has [`LANES`] floats, so the last one needs more room than [`TILE`]
+/// floats.
 pub const ACROSS: usize = WORDS * TILE + LANES;
 /// The number of words after a row of a tile, for the scales and biases of its weights.
 pub const EXTRA: usize = 128;
@@ -71,8 +72,9 @@ impl<A: Arithmetic, const ROWS: usize, const PANELS: usize, const LIE_ACROSS: bo
 
 /// Computes `sums[r][lane of panel p] += sum over words of x[p] * w[r]`, in registers.
 ///
-/// The rows of weights are [`STRIDE`] words apart. With `LIE_ACROSS`, the weights are transposed:
-/// for each word along k, the words of [`TILE`] rows are contiguous.
+/// If the pass begins at word 0, the sums start at zero. The rows of weights are [`STRIDE`] words
+/// apart. With `LIE_ACROSS`, the weights are transposed: for each word along k, the words of
+/// [`TILE`] rows are contiguous.
 ///
 /// # Safety
 /// The contract of [`Weights::add`](super::weights::Weights::add) holds.
@@ -121,8 +123,8 @@ pub(super) unsafe fn tile_sums<
     }
 }
 
-/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Multiplies full blocks of
-/// words by tile instructions, and the remaining words in lanes.
+/// Does the work of [`tile_sums`] for two panels and [`TILE_ROWS`] rows. Tile instructions multiply
+/// as many words as fill tiles, and vector instructions multiply the remaining words.
 ///
 /// # Safety
 /// The contract of [`Weights::add_in_tiles`](super::weights::Weights::add_in_tiles) holds.

@@ -48,7 +48,8 @@ pub trait Weights<A: Arithmetic>: Sync {
     const DENSE: bool = false;
 
     /// Writes the elements `k..k + len` of the rows `row..row + rows` to `out`, one row every
-    /// `stride` factors. `k` is a multiple of 512, and `rows <= 16`, or at most 32 if the weights
+    /// `stride` factors. `k` is a multiple of 512, or of 256 if the weights are
+    /// [`DENSE`](Self::DENSE). There are at most 16 rows, or at most 32 if the weights
     /// [lie across](Self::lie_across).
     ///
     /// # Safety
@@ -89,11 +90,11 @@ pub trait Weights<A: Arithmetic>: Sync {
     fn prefetch(&self, _row: usize, _k: usize, _len: usize) {}
 
     /// Adds the products of an unpacked tile with panels of x to `sums`, whose rows are
-    /// [`SUMS`](super::sums::SUMS) apart.
+    /// [`SUMS`](super::sums::SUMS) apart. If `pass.at` is 0, overwrites the sums instead.
     ///
     /// # Safety
-    /// The panels and the tile hold `pass.words` words of each row, and `sums` has sixteen floats
-    /// for each panel.
+    /// The panels and the tile hold `pass.words` words of each row, and each row of `sums` has
+    /// sixteen floats for each panel.
     #[inline(always)]
     unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
         &self,

@@ -1,8 +1,9 @@
 //! Products of tiles. AMX has instructions for them; loops compute identical results for other
 //! instruction sets.
 //!
-//! A tile has sixteen rows of at most sixteen words. A word has four bytes: two bf16 numbers or
-//! four 8-bit numbers. The matrix x is the input, which is stored in panels of sixteen rows.
+//! A tile has at most sixteen rows of at most sixteen words. A word has four bytes: two bf16
+//! numbers or four 8-bit numbers. The matrix x is the input. Except in [`DigitTiles`], it is stored
+//! in panels of sixteen rows.
 
 use super::LANES;
 
@@ -20,14 +21,14 @@ pub trait Tiles: Copy + 'static {
     /// tile.
     ///
     /// # Safety
-    /// The level has instructions that multiply tiles.
+    /// The CPU's instruction set (its `Level`) has instructions that multiply tiles.
     #[inline(always)]
     unsafe fn begin_tiles(_shape: [usize; 2]) {}
 
     /// Undoes the setup by [`begin_tiles`](Self::begin_tiles).
     ///
     /// # Safety
-    /// The level has instructions that multiply tiles.
+    /// The CPU's instruction set (its `Level`) has instructions that multiply tiles.
     #[inline(always)]
     unsafe fn end_tiles() {}
 
@@ -86,7 +87,8 @@ pub struct TileProduct {
 }
 
 impl TileProduct {
-    /// Calls `add` for each tile and sum, with the pairs of words to multiply for this sum.
+    /// Calls `add` for each tile and sum, with the pairs of words to multiply for this sum. If
+    /// `fresh`, first sets the sums to zero.
     #[inline(always)]
     fn each(&self, mut add: impl FnMut(*mut f32, &mut dyn Iterator<Item = (u32, u32)>)) {
         for row in 0..if self.fresh { TILE_ROWS } else { 0 } {
