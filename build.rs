@@ -88,8 +88,8 @@ struct Mlx {
 }
 
 impl Mlx {
-    /// Looks for MLX in MLX_DIR, in the script's folder, in Homebrew, and in the Python package, in
-    /// this order.
+    /// If MLX_DIR is set, looks for MLX only there. Otherwise looks in the script's folder, in
+    /// Homebrew, and in the Python package, in this order.
     fn find(root: &Path) -> Result<Self> {
         let mlx = Self::find_supported(root)?;
         let newest = newest(root)?;
@@ -249,8 +249,8 @@ fn metallib_of_package(root: &Path) -> PathBuf {
     root.join("mlx_primitives.metallib")
 }
 
-/// Starts to compile the kernels with Xcode, if the target is macOS. CMake compiles nothing if
-/// `SCRIPT` compiled the kernels.
+/// Starts to compile the kernels with Xcode, if the target is macOS. CMake compiles nothing if one
+/// of the metallibs above was compiled from these sources.
 fn compile_metal(root: &Path, cmake: &Path) -> Result<Option<Child>> {
     if env::var("CARGO_CFG_TARGET_OS")? != "macos" {
         return Ok(None);
@@ -340,7 +340,7 @@ fn build_cpp(root: &Path, mlx: &Mlx, cmake: &Path) -> Result<()> {
 
 /// A folder outside the clone with the libraries of the MLX that `SCRIPT` installs in a clone, so
 /// that an installed command still works if the clone is deleted. A user has one such folder for
-/// each version of MLX. `None` if this MLX comes from elsewhere.
+/// each version of MLX. `None` unless MLX is in `.mlx/python/mlx`.
 fn kept(root: &Path, mlx: &Mlx) -> Option<PathBuf> {
     if mlx.prefix != root.join(".mlx/python/mlx") {
         return None; // MLX stays where it was installed

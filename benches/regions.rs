@@ -1,8 +1,8 @@
 //! `cargo bench --bench regions [-- THREADS...]`: measures the cost of sharing a job among threads.
 //!
 //! Thread pools with more threads than this machine has cores are timed too, marked
-//! "oversubscribed". Threads beyond the number of cores do not work, so these times should equal
-//! the times with one thread per core.
+//! "oversubscribed". Threads beyond the number of cores never take part in a job, so these times
+//! should equal the times with one thread per core.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};

@@ -65,7 +65,7 @@ using ConvertBlock = void (*)(const uint8_t* from, uint8_t* to, int64_t count);
 /**
  * Converts elements of the size of a word in blocks. A block is read before it is written, so
  * elements can be converted in place if both types have the same size. Only `convert` is compiled
- * for each pair of types. `size` is the size of a result in bytes.
+ * for each pair of types. `size` is the size of a converted element in bytes.
  */
 template <typename Word>
 void convert_words(const Source& source, uint8_t* to, int64_t size, ConvertBlock convert) {

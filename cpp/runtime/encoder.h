@@ -57,7 +57,7 @@ class Encoder {
 /** Metal's encoder of the stream. If there is no Metal, throws an error that names the op. */
 std::unique_ptr<Encoder> metal_encoder(const mx::Stream& stream, const char* op);
 
-/** The kernels of metal/; none if there is no Metal. */
+/** The kernels of metal/ except metal/nvidia/; none if there is no Metal. */
 std::vector<MetalKernel> metal_kernels();
 
 /**

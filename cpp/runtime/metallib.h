@@ -39,7 +39,7 @@ std::vector<MetalKernel> embedded_metal_kernels();
  */
 std::string embedded_metal_source(const std::string& stem, const std::string& kernel);
 
-/** The SHA-256 hash of all files in metal/, in hexadecimal. */
+/** The SHA-256 hash of the files in metal/, without metal/nvidia/, in hexadecimal. */
 std::string metal_sources_hash();
 
 } // namespace mlx_primitives

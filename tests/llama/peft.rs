@@ -79,7 +79,7 @@ fn peft_adapters_are_the_same_updates() -> Checked {
             "patterns",
             Box::new(move |config, _| {
                 // The first pattern that matches a module's name counts. A pattern must not begin
-                // to match in the middle of a name's part.
+                // to match in the middle of a part of a name (parts are separated by dots).
                 config["alpha_pattern"] = json!({
                     "roj": 99, "proj": 99, r"layers\.\d+\.self_attn\.[qkvo]_proj": alpha(config),
                     "mlp.down_proj": alpha(config), "up_proj|gate_proj": alpha(config),

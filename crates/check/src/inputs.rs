@@ -217,7 +217,8 @@ impl Arrangement {
         if rank == 0 || x.size() == 0 {
             return Ok(x.clone());
         }
-        // Other values fill the gaps between the elements. The op must not read these gaps.
+        // `Stepped` and `Squeezed` fill the gaps between the elements with other values. The op
+        // must not read these gaps.
         let other = || if x.dtype() == Dtype::Bool { x.logical_not() } else { x.negative() };
         match self {
             Self::RowContiguous => Ok(x.clone()),

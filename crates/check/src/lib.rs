@@ -241,7 +241,7 @@ impl Conformance {
     }
 
     /// Runs only the cases that belong to a share. Here, a case is a check of one type and one set
-    /// of shapes.
+    /// of shapes on one backend.
     pub fn share(self, share: &Rc<Share>) -> Self {
         Self { share: Some(Rc::clone(share)), ..self }
     }

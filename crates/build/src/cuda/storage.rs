@@ -11,7 +11,7 @@ pub(super) fn threadgroup_variables(tokens: &mut Tokens) {
     }
 }
 
-/// Gives function constants their values, and makes constants of the program compile-time
+/// Gives function constants their values, and rewrites the declarations of the program's other
 /// constants. Returns the names of the function constants without a value. A kernel must not use
 /// them, but the source may declare them.
 pub(super) fn function_constants(
@@ -43,7 +43,8 @@ pub(super) fn function_constants(
     Ok(missing)
 }
 
-/// Replaces `constant` outside of functions with CUDA's keyword, as in `constant float pi = 3.0f;`.
+/// Replaces `constant` outside of functions, as in `constant float pi = 3.0f;`, with `constexpr`,
+/// or with `__constant__ const` for an array.
 fn constants(tokens: &mut Tokens) {
     let mut depth = 0;
     for i in 0..tokens.len() {

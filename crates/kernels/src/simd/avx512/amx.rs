@@ -83,8 +83,9 @@ macro_rules! move_sums {
     };
 }
 
-/// Multiplies two tiles of weights by the tiles of two panels (sixteen rows each) of x. Adds the
-/// four products to sums in tile registers. `$ahead` are instructions that prefetch memory.
+/// Multiplies the rows of weights, two tiles at a time, by the tiles of two panels (sixteen rows
+/// each) of x. Adds the products to four tiles of sums in tile registers, and stores these sums at
+/// the end. `$ahead` are instructions that prefetch memory.
 macro_rules! add {
     ($dot:literal, [$($ahead:literal)*], $product:expr) => {{
         const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
