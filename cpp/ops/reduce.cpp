@@ -179,8 +179,8 @@ std::vector<mx::Shape> Reduction::output_shapes(const Arrays& inputs) {
 namespace {
 
 /**
- * How each row is cut into pieces. A threadgroup reduces one piece. Several pieces need a second
- * dispatch.
+ * How each row is cut into pieces. A threadgroup or, for short pieces, a SIMD group reduces one
+ * piece. Several pieces need a second dispatch.
  */
 struct ReduceSplit {
   uint32_t pieces;

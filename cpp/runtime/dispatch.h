@@ -206,11 +206,11 @@ mx::array temporary(mx::Shape shape, mx::Dtype dtype);
 std::string type_suffix(const mx::array& x);
 
 /**
- * Plans a reduction of rows. A quad is READS consecutive elements. Every op has these forms of its
- * kernel: `simd` with one SIMD group per row; `row`, `row2` and `row4` with one threadgroup per row
- * and 1, 2 or 4 quads per thread; and `looped` for rows of any length. `slots` is the scratch
- * memory of a SIMD group, in floats. `quads` is the smallest number of quads per thread if a
- * threadgroup processes a row: 1, 2 or 4.
+ * Plans a reduction of rows. A quad is READS consecutive elements. A kernel has these forms, unless
+ * the caller replaces a form that it lacks: `simd` with one SIMD group per row; `row`, `row2` and
+ * `row4` with one threadgroup per row and 1, 2 or 4 quads per thread; and `looped` for rows of any
+ * length. `slots` is the scratch memory of a SIMD group, in floats. `quads` is the smallest number
+ * of quads per thread if a threadgroup processes a row: 1, 2 or 4.
  */
 Launch plan_rows(
     std::string_view op,

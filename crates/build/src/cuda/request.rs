@@ -23,7 +23,8 @@ pub struct Request<'a> {
 pub struct Bound {
     /// The index.
     pub index: u32,
-    /// The number of bytes, if the launch passes the contents by value; 0 for an array.
+    /// The number of bytes, if the launch passes the contents by value; 0 for an array; `u32::MAX`
+    /// if the kernel's declaration decides.
     pub bytes: u32,
 }
 

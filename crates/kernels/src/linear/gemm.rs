@@ -72,8 +72,8 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     };
     let mut tiles = columns / tile;
     // Use smaller blocks if there are too few blocks for the threads to end at the same time. With
-    // four threads or more, products in tiles also use smaller blocks if x stays in the
-    // second-level cache.
+    // four threads or more, products with tile instructions also use smaller blocks if x stays in
+    // the second-level cache.
     let near = x.m.min(BLOCK_ROWS) * x.k * size_of::<A::Factor>() <= 1 << 20;
     let threads = machine.pool.threads();
     let blocks = match (in_tiles, near && threads >= 4) {
