@@ -1,5 +1,5 @@
-// The C++ side of src/ffi/mod.rs. It only converts types and contains no logic. The groups of
-// functions have the same order as in that file.
+// The C++ side of src/ffi/mod.rs. It converts types, and checks that arrays are not larger than
+// memory. The groups of functions have the same order as in that file.
 #pragma once
 
 #include <array>

@@ -2,8 +2,8 @@
 //
 // MLX stores an exception of a task in the task's stream. It throws the exception once, to the next
 // caller that waits for that stream. After that, MLX treats the task's unfinished data as a result.
-// Our tasks never throw. They report an error to the `Record` of the array that they compute. The
-// arrays that are computed from it then fail too.
+// In evaluations by `Tracked`, our tasks never throw. They report an error to the `Record` of the
+// array that they compute. The arrays that are computed from it then fail too.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// If the feature `cuda` is off, this file replaces cuda_encoder.cpp and cuda_exchange.cpp.
+// If the feature `cuda` is off, this file replaces the files cuda_*.cpp.
 #include <cstdlib>
 
 #include "runtime/encoder.h"

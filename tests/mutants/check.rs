@@ -66,7 +66,7 @@ fn traffic(dispatched: &[Dispatched]) -> Vec<Traffic> {
 }
 
 /// The allowed error of a number in a row. One part is relative, for float32 sums. The other is a
-/// small part of the row's size, for sums whose terms cancel.
+/// small part of the row's root mean square, for sums whose terms cancel.
 fn bound(row: &[f64]) -> impl Fn(f64) -> f64 {
     let finite = || row.iter().filter(|v| v.is_finite());
     let squares: f64 = finite().map(|v| v * v).sum();

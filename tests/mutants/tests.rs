@@ -27,7 +27,7 @@ const ROLE: &str = "METAL_SIM_WORKER";
 /// If a mutant runs longer than this, it counts as detected, because it may never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Without `METAL_SIM_EVERY_MUTANT`, one in this many mutants runs.
+/// Without `METAL_SIM_EVERY_MUTANT` and `METAL_SIM_MUTANTS`, one in this many mutants runs.
 const SAMPLE: usize = 48;
 
 /// These stems' kernels take longest to compile, so they start first. A stem is the name of a
