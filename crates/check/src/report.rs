@@ -21,8 +21,8 @@ pub struct Outcome {
     /// The reason for a failure, or `None` if the comparison passed.
     pub failure: Option<String>,
     /// The difference of the values of the [`peer`](crate::Conformance::peer) from the reference or
-    /// from the op's values. It is set if the comparison passed only because the op's values agree
-    /// with the reference.
+    /// from the op's values, or the peer's error. It is set if the comparison passed only because
+    /// the op's values agree with the reference.
     pub peer_fault: Option<String>,
 }
 
@@ -99,8 +99,8 @@ impl Report {
         self.distinct().into_iter().map(line).collect()
     }
 
-    /// The comparisons in which the op's values agree with the reference but the peer's values
-    /// differ.
+    /// The comparisons in which the op's values agree with the reference, but the peer's values
+    /// differ or the peer fails.
     pub fn peer_faults(&self) -> impl Iterator<Item = &Outcome> {
         let passed = self.outcomes.iter().filter(|outcome| outcome.failure.is_none());
         passed.filter(|outcome| outcome.peer_fault.is_some())

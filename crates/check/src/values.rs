@@ -17,8 +17,8 @@ pub(super) struct Place {
     pub(super) dtype: Dtype,
 }
 
-/// The difference of the peer's values from the op's values or from the reference, if the
-/// comparison passed in spite of this difference.
+/// The difference of the peer's values from the op's values or from the reference, or the peer's
+/// error, if the comparison passed in spite of it.
 pub(super) type Peer = Option<String>;
 
 impl Conformance {

@@ -21,8 +21,8 @@ pub struct CacheArgs {
     pub prefill_step_size: usize,
 }
 
-/// A rotating cache never replaces this number of positions at its start. mlx-lm uses the same
-/// number.
+/// The number of positions at the start of a text that a rotating cache never replaces. A cache
+/// with room for fewer positions keeps fewer. mlx-lm uses the same number.
 const KEPT: i32 = 4;
 
 impl CacheArgs {

@@ -80,7 +80,7 @@ pub fn end_when_terminated() {
 /// The time in which the command must notice an interruption.
 const PATIENCE: Duration = Duration::from_millis(1_800);
 
-/// Whether the command has noticed the last interruption and is ending in an orderly way.
+/// Whether the command has noticed the last interruption.
 static SEEN: AtomicBool = AtomicBool::new(false);
 
 /// Records that the command has noticed an interruption.
@@ -104,8 +104,8 @@ pub fn interrupt(flag: &AtomicBool) {
     }
 }
 
-/// Ends the process at once, without destructors. Destructors would free data that threads of MLX
-/// may still use, such as CUDA's driver. All printed output has already been flushed.
+/// Ends the process at once, without destructors. Destructors would free data, such as that of
+/// CUDA's driver, which threads of MLX may still use. All printed output has already been flushed.
 pub fn end(status: i32) -> ! {
     files::abandon();
     #[cfg(unix)]

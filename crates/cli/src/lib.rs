@@ -106,8 +106,8 @@ impl Command {
 }
 
 /// The variable that controls whether, on an NVIDIA GPU, MLX rounds the float32 factors of a
-/// product to 10 bits of significand. MLX does this by default. Derivatives that are compositions
-/// of MLX's ops would then differ from their references.
+/// product to a fraction of 10 bits. MLX does this by default. Derivatives that are compositions of
+/// MLX's ops would then differ from their references, so `verify` turns it off.
 const TF32: &str = "MLX_ENABLE_TF32";
 
 const FAILED: u8 = 1;

@@ -144,7 +144,7 @@ pub struct Session {
     prompt_lookup: bool,
     /// Ctrl-C sets this flag, which ends the generation.
     pub stop: Arc<AtomicBool>,
-    /// Keeps the memory of the models resident, and of the keys and values of the last generation.
+    /// Keeps in memory the models, and the keys and values of the last generation.
     resident: Resident,
 }
 
@@ -308,7 +308,8 @@ fn most_tokens(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Returns the given seed. Without one, rank 0 draws a random seed for all ranks.
+/// Returns the given seed. Without one, rank 0 draws a random seed for all ranks, unless sampling
+/// is greedy and needs none.
 fn seed(args: &SamplingArgs) -> Result<u64> {
     match args.seed {
         Some(seed) => Ok(seed),

@@ -77,8 +77,8 @@ pub(crate) struct Compiled {
 
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-/// Adds a folder that is searched for NVRTC after the system's folders. Has no effect if NVRTC is
-/// already loaded.
+/// Adds a folder that is searched for NVRTC after the system's folders. Has no effect after the
+/// first call of [`Nvrtc::get`], even if that call failed.
 pub fn search_in(folder: impl Into<PathBuf>) {
     FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).push(folder.into());
 }

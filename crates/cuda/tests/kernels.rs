@@ -50,7 +50,8 @@ const EIGHT: [&str; 6] = [
     "mlxp_softmax_",
 ];
 
-/// Returns each kernel of `metal/` with the source that contains it.
+/// Returns each kernel of `metal/` with the source that contains it. A kernel that can read eight
+/// elements at a time occurs twice: once with this number, and once with the default.
 fn all() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let metal = root().join("metal");
@@ -162,9 +163,9 @@ fn every_kernel_compiles() {
         let slow: Vec<String> = reports
             .iter()
             .filter(|(name, one)| {
-                // Kernels with the prefix `mlxp_quantized_few_` run with 512 threads on every GPU,
-                // which leaves 128 registers per thread. Kernels for 5-bit and 6-bit weights and
-                // for eight rows of x may need more, and then run with 256 threads.
+                // Most kernels with the prefix `mlxp_quantized_few_` run with 512 threads on every
+                // GPU, which leaves 128 registers per thread. Kernels for 5-bit and 6-bit weights
+                // and for eight rows of x may need more, and then run with 256 threads.
                 let of_256 = ["_b5_", "_b6_", "_band8_"];
                 let half = of_256.iter().any(|part| name.contains(part));
                 let most = if half { 256 } else { 128 };

@@ -253,7 +253,8 @@ pub unsafe fn combination_on<T: Float>(
     }
 }
 
-/// Returns the table of `F` for `T`, if the type has 16 bits and there are enough elements.
+/// Returns the table of `F` for `T`, if `F` has one, `T` has 16 bits, and there are enough
+/// elements.
 fn table<T: Float, F: Function>(machine: Machine, size: usize) -> Option<&'static Table> {
     static TABLES: [[OnceLock<Box<Table>>; 2]; 6] = [const { [const { OnceLock::new() }; 2] }; 6];
     if size_of::<T>() != size_of::<u16>() || size < ENOUGH {

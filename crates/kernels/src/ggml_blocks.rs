@@ -7,8 +7,8 @@
 //! apply to 32 weights, a group represents exactly the same numbers. If they apply to 16, a group
 //! has two halves with different steps. The group still represents the same numbers if all of them
 //! are multiples of one step and the codes cover their range, which is always so in
-//! [`BlockType::Q3K`]. Otherwise the half with the larger step keeps its numbers, and the numbers
-//! of the other half are rounded.
+//! [`BlockType::Q3K`]. Otherwise, unless the halves are too far apart, the half with the larger
+//! step keeps its numbers, and the numbers of the other half are rounded.
 
 mod layouts;
 
@@ -116,7 +116,8 @@ impl BlockType {
         }
     }
 
-    /// The number of bits of a code in the layout of K-quants, or `None` for other types.
+    /// The number of bits of a code in the layout [`k_quant`], or `None` for types without this
+    /// layout.
     pub fn own_bits(self) -> Option<usize> {
         match self {
             Self::Q4K => Some(4),
@@ -296,9 +297,9 @@ impl Halves {
     /// Returns the nearest group whose codes are at most `most`.
     ///
     /// If the codes cover the numbers as multiples of `unit`, the scale of the group is `unit`.
-    /// Otherwise it is 1/n of the larger step, where n is as large as the codes allow. Then the
-    /// codes are aligned with the half that has this step, so that this half keeps its numbers. The
-    /// numbers of the other half are off by at most half of the scale.
+    /// Otherwise it is 1/n of the larger step, where n is as large as the codes allow, if they
+    /// allow at least 1. Then the codes are aligned with the half that has this step, so that this
+    /// half keeps its numbers. The numbers of the other half are off by at most half of the scale.
     #[inline]
     fn fitted(&self, most: i32) -> Group {
         let Self { steps, lows, unit, q } = self;

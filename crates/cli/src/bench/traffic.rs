@@ -1,4 +1,5 @@
-//! Measures, for each rank of a split model, its weights and the bytes that it sends.
+//! Measures, for each rank of a split model, the bytes of its weights, the exchanges for a decoded
+//! token, the bytes that it sends in them, and their time.
 
 use std::time::Instant;
 

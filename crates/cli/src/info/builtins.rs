@@ -57,8 +57,8 @@ fn without(mut nodes: Vec<Node>, once: &[Node]) -> Vec<Node> {
     nodes
 }
 
-/// Renames one of our nodes to the corresponding node of MLX. On a GPU, MLX also has a single node
-/// for RMS norm, rotary embedding, attention and mlx-lm's compiled SwiGLU.
+/// Renames one of our nodes to the corresponding node of MLX. On a GPU, MLX also runs RMS norm,
+/// rotary embedding, attention, and mlx-lm's compiled SwiGLU as one node each.
 fn of_mlx(node: Node) -> Node {
     let name = match node.name.as_str() {
         "RmsNorm" => "RMSNorm",

@@ -73,7 +73,7 @@ fn gather_below(share: f64, longer: f64) -> f64 {
     if longer > 0.0 { (1.0 - share).max(0.0) / longer } else { f64::INFINITY }
 }
 
-/// Returns the bytes that the ranks store and exchange with a scheme.
+/// Returns the cost of a scheme: the most weights on a rank, and the exchanges for a token.
 fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
     let shares = vec![1; ranks as usize];
     let mut all = Cost { weights: 0, exchanges: 0, sent: 0 };
@@ -161,7 +161,7 @@ pub fn print(plans: &[Plan], args: &Args) -> Result<(), StdoutError> {
     Ok(())
 }
 
-/// Prints which scheme is faster on the link.
+/// Returns a line that says which scheme is faster on the link.
 fn wanted(plan: &Plan, alone: Option<f64>) -> String {
     let (ranks, below) = (plan.ranks, plan.gather_below);
     let link = format!("On this link {ranks} ranks want");

@@ -13,8 +13,8 @@ use super::token::CONTEXT;
 use crate::model::{bytes, check_kv, packing_name};
 use crate::output;
 
-/// The context lengths to show if no flag names any. Longer contexts than the model's limit are
-/// left out.
+/// The context lengths to show if no flag names any. If the model has a limit, lengths beyond it
+/// are left out, and the limit is shown too.
 const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
 
 pub fn run(args: &Args) -> Result<()> {
@@ -113,8 +113,8 @@ fn tensor_types(args: &Args) -> Result<Vec<GgufType>> {
     }
 }
 
-/// Returns the bits of a weight in memory, the number of weights in a group, and how the weights
-/// are rounded.
+/// Returns the bits of a weight in memory (`None` if it stays a float), the number of weights in a
+/// group, and the largest rounding error (`None` if no number changes).
 fn becomes(kind: &GgufType, k_quants: KQuants) -> (Option<i32>, i32, Option<&'static str>) {
     match kind.own_bits.filter(|_| k_quants == KQuants::Own) {
         Some(bits) => (Some(bits), if bits == 6 { 16 } else { 32 }, None),

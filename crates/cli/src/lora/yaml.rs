@@ -96,7 +96,8 @@ fn mapping<'a, 'b>(
     Ok((map, lines))
 }
 
-/// Parses a number, bool, list or object in JSON, or otherwise returns the text as a string.
+/// Parses a value in JSON, or Python's `True` or `False`, or `Null` or `~`. Otherwise returns the
+/// text, without quotes, as a string.
 fn scalar(text: &str) -> Value {
     let text = text.trim();
     match text {

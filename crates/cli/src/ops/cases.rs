@@ -220,8 +220,8 @@ impl fmt::Display for Case<'_> {
     }
 }
 
-/// Returns the cases with these ops and types. An empty list selects all. The order is by op, shape
-/// and kind.
+/// Returns the cases with these ops and types, by op, shape and kind. An empty list selects all.
+/// `quick` leaves out some cases, and `large` keeps only shapes larger than the caches.
 pub fn select<'a>(
     workloads: &'a [Workload],
     ops: &[String],
@@ -251,10 +251,12 @@ pub fn select<'a>(
     cases
 }
 
-/// The ops without a comparison of gradients, because a result is packed or is already a gradient.
+/// The ops without a comparison of gradients. The result of `quantize` is packed, and a variant of
+/// `cross_entropy` computes a gradient itself.
 const NO_GRADIENTS: [&str; 2] = ["quantize", "cross_entropy"];
 
-/// Returns the cases of prompts. Each case is followed by the case that computes its gradients.
+/// Returns the single calls of the sizes `Prefill` and `Wide`. Each is followed by the case that
+/// computes its gradients.
 pub fn with_gradients<'a>(cases: Vec<Case<'a>>) -> Vec<Case<'a>> {
     let prompt = |case: &Case| {
         let Workload { op, size, .. } = case.workload;

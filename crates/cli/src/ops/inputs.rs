@@ -135,9 +135,9 @@ pub fn rope(case: &Case) -> Result<Inputs> {
     Ok(Inputs { read, ..Inputs::new(x, [offset], ours).against(builtin) })
 }
 
-/// A state has rows for the step's queries, and `capacity` rows for the keys and for the values of
-/// each head. In this layout, there are also `capacity` rows for queries. So MLX's ops can take the
-/// state as one array of heads with `capacity` rows each.
+/// A state has rows for the queries of a step, and `capacity` rows for the keys and for the values
+/// of each key head. In this layout, the queries of all heads together also have `capacity` rows.
+/// So MLX's ops can take the state as one array of heads with `capacity` rows each.
 const LAYOUT: KvLayout = KvLayout { heads: 32, kv_heads: 8, head_dim: 64, capacity: 256 };
 
 fn turning(position: i32) -> RopeAppend<'static> {
@@ -250,10 +250,10 @@ pub fn attention(case: &Case) -> Result<Inputs> {
     Ok(Inputs { products, frozen, ..Inputs::new(x, parts, ours) })
 }
 
-/// The length of the axis over which the products below sum.
+/// The length of the axis over which the products below sum, except that of `lora_linear`.
 const K: i32 = 2048;
 
-/// Fills in the bytes and operations for the product of `x` and a matrix with `n` columns.
+/// Sets the written bytes and the operations for the product of `x` and a matrix with `n` columns.
 fn product(inputs: Inputs, n: i32) -> Inputs {
     let (x, n) = (&inputs.x, n as usize);
     let written = x.nbytes() / K as usize * n;

@@ -77,12 +77,13 @@ impl Row<'_> {
     }
 }
 
-/// Measures the cases of a device in the order of their sizes, so that small cases predict the time
-/// of large ones.
+/// Measures the cases of a device. The cases of an op come in the order of their sizes, so that
+/// small cases predict the time of large ones.
 pub struct Measuring<'a> {
     pub device: Device,
     pub stopped: &'a dyn Fn() -> bool,
-    /// For each op and variant, the seconds per unit of work of the slowest built-in.
+    /// For each op and variant, the most seconds per unit of work that the built-in has taken in a
+    /// case.
     slowest: HashMap<(&'static str, &'static str), f64>,
 }
 

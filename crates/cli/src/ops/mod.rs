@@ -194,8 +194,8 @@ pub struct Latency {
     pub failures: Vec<String>,
 }
 
-/// Measures the latencies of an op for the shapes of `--quick`, or only for the first of these
-/// shapes.
+/// Measures the latencies of an op for the shapes of `--quick` that are not larger than the caches,
+/// or only for the first of these shapes.
 pub fn latency(op: &str, device: Device, first: bool) -> Result<Latency> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();

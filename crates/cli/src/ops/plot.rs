@@ -16,8 +16,8 @@ const TOP: u32 = 84;
 const BOTTOM: u32 = 50;
 const LEFT: u32 = 250;
 
-/// Draws one bar for each row. The bars are grouped by op, shape and kind. The axis is logarithmic
-/// and begins at 1×.
+/// Draws one bar for each row. The bars are grouped by op, shape and kind. The axis is logarithmic,
+/// and the bars begin at 1×.
 pub fn svg(rows: &[Row], title: &str) -> Result<String> {
     let mut text = String::new();
     draw(&mut text, rows, title)?;

@@ -6,8 +6,8 @@ use mlx_primitives::tune::Measured;
 use mlx_primitives::{Array, Dtype};
 
 /// Runs two functions alternately until the budget is spent, and returns their median times. Stops
-/// if a function returns an error. `clock` returns the time since a fixed moment. There are at
-/// least three and at most a thousand rounds, but fewer if they take five times the budget.
+/// if a function returns an error. `clock` returns the time since a fixed moment. There are at most
+/// a thousand rounds, and at least three, or fewer if these take five times the budget.
 pub fn race<E>(
     mut ours: impl FnMut() -> Result<(), E>,
     mut mlx: impl FnMut() -> Result<(), E>,

@@ -18,8 +18,8 @@ use crate::kernels::simulates;
 use crate::model::progress;
 use crate::output;
 
-/// Measures these ops, or all ops if the list is empty. If the result of an op can be its next
-/// input, the op runs in chains. Reports wrong results on stderr.
+/// Measures these ops, or all ops if the list is empty. The ops run in chains, except those of the
+/// size `Wide`, which run in single calls. Reports wrong results on stderr.
 pub fn tune(device: Device, ops: &[String], quick: bool) -> Result<Choices> {
     memory::set_cache_limit(CACHE_LIMIT)?;
     let workloads = workloads::all();

@@ -1,4 +1,4 @@
-//! The table of workloads. A row has an op, the reason why the op is slower than the machine's
+//! The table of workloads. For each op, it has the reason why the op is slower than the machine's
 //! limit, and the op's shapes and inputs.
 
 use std::rc::Rc;

@@ -19,7 +19,7 @@ use crate::{info, ops};
 
 /// The tokens that mlx-lm decodes with the demo model and greedy sampling.
 const GREEDY: &str = include_str!("../../assets/greedy.json");
-/// The largest number of failures that the report lists for a step.
+/// The most failures, and the most differences of MLX's ops, that the report lists for a self-test.
 const MOST_FAILURES: usize = 20;
 
 /// Selects the comparisons that this process runs.

@@ -36,8 +36,8 @@ impl Random {
 
     /// To check a GPU, compares its tokens with the tokens of our CPU kernels. To check the CPU,
     /// compares the tokens of our CPU kernels with the tokens of MLX's ops. All compute in float32.
-    /// There, rounding errors are far smaller than the difference between the logits of the two
-    /// most likely tokens in nearly every step.
+    /// In this type, rounding errors are far smaller than the difference between the logits of the
+    /// two most likely tokens in nearly every step.
     fn compare(&self, device: Device, tokens: usize) -> Result<Found> {
         let llama = self.model().with_context(|| self.config.display().to_string())?;
         let (choices, whose) = match device {

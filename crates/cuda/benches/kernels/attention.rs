@@ -12,7 +12,8 @@ const GROUP: u32 = 4;
 const KV_HEADS: u32 = 8;
 const DIM: u32 = 128;
 const SIMD: u32 = 32;
-/// The number of caches that a step reads. Together they are larger than the GPU's caches.
+/// The number of key/value caches that a step reads. Together they are larger than the caches of
+/// the GPU, except with a few hundred keys.
 const LAYERS: usize = 32;
 
 /// A kernel, its number of threads, and the length of the parts ("splits") into which it divides

@@ -25,7 +25,7 @@ use numbers::Random;
 
 const EPS: f32 = 1e-5;
 const SHARED: u32 = 1024;
-/// The number of 16-bit elements that a thread reads at a time.
+/// The number of 16-bit elements that a thread reads at a time, except in kernels that read four.
 const READS: u32 = 8;
 const SIMD: u32 = 32;
 

@@ -101,7 +101,8 @@ fn forms() -> Vec<Form> {
     all
 }
 
-/// Compiles the kernels and prints the resources that they need, such as registers.
+/// Compiles the kernels without splits and with 16 splits, and prints the resources that they need,
+/// such as registers.
 pub fn reports(architecture: u32) -> Result<()> {
     for form in forms().iter().filter(|form| form.splits % 16 == 0) {
         for bits in [4, 8] {

@@ -44,8 +44,8 @@ impl Pair for OfMulRelu {
 }
 
 /// Computes the gradients of a [`Combination`] of a and b. `outs` receives the gradient of a, then
-/// the gradient of b. The variants for slopes have no gradients here. Each result is computed in
-/// float32 and rounded once, but 16-bit factors from tables are already rounded.
+/// the gradient of b. Does nothing for the variants of slopes. The functions and their derivatives
+/// are rounded to the element type. They are multiplied in float32, and each result is rounded.
 ///
 /// # Safety
 /// `inputs` (a, b and the gradient of the result) and `outs` must hold `size` elements each, and be

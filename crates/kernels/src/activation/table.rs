@@ -10,7 +10,7 @@ use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
 
 /// The number of 16-bit patterns.
 pub const ALL: usize = 1 << 16;
-/// The number of elements that one call of `look_up` processes.
+/// The largest number of elements that one call of `look_up` processes.
 pub const BATCH: usize = 512;
 
 pub type Table = [u16; ALL];

@@ -1,5 +1,5 @@
 //! The derivatives with respect to an additive mask. They equal the derivatives with respect to the
-//! scores. A job stores them tile by tile.
+//! scores after the soft cap. A job stores them tile by tile.
 
 use super::backward_plan::put;
 use super::backward_rows::{Jobs, Tile};

@@ -194,8 +194,8 @@ impl<T: Float> Jobs<'_, T> {
         }
     }
 
-    /// Divides the cotangents and the sums from `score` by the sums of the weights. Adds up the
-    /// derivatives with respect to the sinks.
+    /// Divides the cotangents and `delta` by the sums of the weights, and replaces these sums by
+    /// their inverses. Adds up the derivatives with respect to the sinks.
     #[inline(always)]
     unsafe fn divide<V: F32x16>(&self, block: &Block, sinks: *mut f32) {
         let (call, space) = (&self.call.forward, &self.space);

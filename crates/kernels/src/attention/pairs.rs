@@ -115,7 +115,7 @@ pub unsafe fn scores<V: F32x16, const R: usize>(
 }
 
 /// Loads a block of words of the thirty-two keys from `at` on. Vector `i` holds the words of the
-/// keys `i` and `i + 16`.
+/// keys `at + i` and `at + i + 16`.
 ///
 /// # Safety
 /// The contract of [`scores`] holds.

@@ -360,8 +360,8 @@ impl<T: Float> Kernel for Step<'_, T> {
     }
 }
 
-/// Returns the rows from `first` on without a copy, if they are floats in memory and `usable` is
-/// true.
+/// Returns the rows from `first` on without a copy, if `usable` is true and the features of a row
+/// are contiguous. The caller sets `usable` only if the elements are f32.
 #[inline(always)]
 fn floats(
     source: &Source,

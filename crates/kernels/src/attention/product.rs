@@ -95,9 +95,9 @@ unsafe fn tile<V: F32x16, const M: usize, const N: usize, const ADD: bool>(
     }
 }
 
-/// Runs [`product`] as a separate function, with a tile size that suits the instruction set, so
-/// that the sums stay in registers. `run` rounds the number of rows up to a multiple of four,
-/// [`SET_ROWS`] or [`ADD_ROWS`].
+/// A [`Kernel`] that runs [`product`] with a tile size that suits the instruction set, so that the
+/// sums stay in registers. `run` rounds the number of rows up to a multiple of four, [`SET_ROWS`]
+/// or [`ADD_ROWS`].
 pub struct Product<const ADD: bool> {
     pub left: Left,
     pub right: Right,

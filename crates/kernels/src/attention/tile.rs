@@ -125,7 +125,7 @@ impl<E: Float> Kernel for PlainValues<'_, E> {
     }
 }
 
-/// The query rows in the two forms from which the scores of coded keys are computed.
+/// The data from which the scores of coded keys are computed, besides the query rows as floats.
 #[derive(Clone, Copy)]
 pub struct CodedQueries {
     /// The sums of features, [`coded::GROUPS`] for each row.

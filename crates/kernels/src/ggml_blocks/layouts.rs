@@ -63,7 +63,8 @@ pub(super) fn signed_scale(bytes: &[u8], group: usize) -> f32 {
     f32::from(i16::from(low) + 16 * high as i16 - 32)
 }
 
-/// Makes a group of codes that index [`TABLE`].
+/// Makes a group from 4-bit codes that index [`TABLE`]. The group's codes are the numbers of the
+/// table plus 127.
 pub(super) fn from_table(scale: f32, bytes: &[u8]) -> Group {
     let codes = nibbles(bytes).map(|code| (i16::from(TABLE[usize::from(code)]) + 127) as u8);
     Group { scale, bias: -127.0 * scale, codes }

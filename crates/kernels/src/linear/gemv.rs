@@ -16,8 +16,8 @@ use super::gemm::Extents;
 use super::several::{SUMS, several};
 use super::workspace;
 
-/// The kernel prefetches this many bytes ahead of its loads, times the number of rows of w that it
-/// reads at a time, because one sequential stream alone does not use the full bandwidth.
+/// The kernel prefetches, because one sequential stream alone does not use the full bandwidth: this
+/// many bytes ahead of its loads, times the number of rows of w that it reads at a time.
 const AHEAD: usize = 4096;
 /// The largest number of rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
