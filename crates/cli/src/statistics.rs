@@ -4,8 +4,8 @@ use mlx_primitives_llama::decode::Statistics;
 
 use crate::output;
 
-/// The smallest number of tokens over which a speed is computed. Fewer tokens are not enough,
-/// because the first tokens arrive in pairs.
+/// The smallest number of tokens over which a speed is computed. A speed over fewer tokens means
+/// nothing, because the first tokens arrive two at a time.
 const FEWEST: usize = 8;
 
 /// Returns the tokens per second, or `None` if there are too few tokens.

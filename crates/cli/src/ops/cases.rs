@@ -20,7 +20,7 @@ pub enum Kind {
     /// Builds one op, evaluates it, and waits for the result.
     Single = 1,
     /// Builds several ops in one graph. The input of an op is the result of the previous op. The
-    /// time counts per op.
+    /// measured time is divided by the number of ops.
     Chain = 64,
     /// Evaluates the gradients of `x` and of the trained arrays, given the gradient of the result.
     Backward = 0,

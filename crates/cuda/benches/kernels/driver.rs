@@ -102,7 +102,8 @@ impl Driver {
         Ok(Self { library, architecture, cores, name, stream })
     }
 
-    /// Allocates memory and fills it with repeated copies of `contents`.
+    /// Allocates memory and fills it with repeated copies of `contents`. If `contents` is empty,
+    /// the memory is not initialized.
     pub fn filled(&self, bytes: usize, contents: &[u8]) -> Result<Memory> {
         let mut at = 0u64;
         call!(self.library, "cuMemAlloc_v2", &raw mut at => *mut u64, bytes => usize)?;
@@ -188,8 +189,8 @@ impl Driver {
             pointers.as_mut_ptr() => *mut *mut c_void, ptr::null_mut() => *mut *mut c_void)
     }
 
-    /// Returns the median time of a run in microseconds. The runs are `calls` launches in a CUDA
-    /// graph.
+    /// Captures `calls` runs in a CUDA graph. Returns the time of a run in microseconds: the median
+    /// time of the graph, divided by `calls`.
     pub fn time_graph(
         &self,
         calls: usize,

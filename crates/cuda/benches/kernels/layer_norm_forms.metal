@@ -2,7 +2,7 @@
 // with the kernels of metal/layer_norm.metal.
 #include "layer_norm.metal"
 
-/** Loads READS elements of a row. If WHOLE, their address is a multiple of 16 bytes. */
+/** Loads READS elements. If WHOLE, their address and the row's size are multiples of 16 bytes. */
 template <typename T, bool WHOLE>
 METAL_FUNC packed4<T> load_form(const device T* row, uint at, uint axis) {
   if (!WHOLE) {
