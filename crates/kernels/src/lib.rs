@@ -142,8 +142,9 @@ pub fn unusable_variable() -> Option<(&'static str, String, String)> {
     Some(("MLX_PRIMITIVES_SIMD", expected, wanted))
 }
 
-/// The number of threads that share a large job. [`start_threads`] or the environment variable
-/// `MLX_PRIMITIVES_THREADS` sets it. By default it is the number of cores.
+/// The number of threads for a large job; no more of them than the machine has cores take part.
+/// [`start_threads`] or the environment variable `MLX_PRIMITIVES_THREADS` sets it. By default it is
+/// the number of cores.
 pub fn thread_count() -> usize {
     Pool::current().threads()
 }
