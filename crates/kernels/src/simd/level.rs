@@ -34,7 +34,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// All levels, the best first.
+    /// All levels except `ScalarTiles`, the best first.
     const ALL: &[Level] = &[
         #[cfg(target_arch = "x86_64")]
         Level::Amx,
@@ -112,7 +112,7 @@ impl Level {
         }
     }
 
-    /// The levels that this machine can run, the best first.
+    /// The levels that this machine can run, except `ScalarTiles`, the best first.
     pub fn available() -> impl Iterator<Item = Level> {
         Self::ALL.iter().copied().filter(|level| level.supported())
     }
@@ -139,8 +139,8 @@ impl Level {
         text.to_string_lossy().into_owned()
     }
 
-    /// Runs a kernel with this level's vectors, compiled for the level's instructions. The kernel's
-    /// constants say for which levels it is compiled.
+    /// Runs a kernel with the vectors and instructions of this level, or of a lower one if the
+    /// kernel's constants say that it does not need what this level adds.
     ///
     /// # Safety
     /// `self` came from [`Level::current`] or [`Level::available`], or is a scalar level. The

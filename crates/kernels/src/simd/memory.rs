@@ -21,8 +21,9 @@ impl<const N: usize> Lines<N> {
     }
 }
 
-/// Prefetches the cache lines of the `bytes` bytes that start at `from`. Any address is allowed.
-/// Does nothing on processors other than x86-64.
+/// Prefetches the cache lines of the `bytes` bytes that start at `from`. If `from` is not aligned
+/// to a line, the last of these lines may be left out. Any address is allowed. Does nothing on
+/// processors other than x86-64.
 #[inline(always)]
 pub fn prefetch(from: *const u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -60,7 +61,7 @@ pub fn prefetch_block<T>(from: *const T) {
 }
 
 /// Ends a series of [`Lanes::stream`](super::Lanes::stream) stores: they become visible before any
-/// later store.
+/// later store. Does nothing on processors other than x86-64, where these are ordinary stores.
 #[inline(always)]
 pub fn fence() {
     #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,8 @@
 //! Portable lanes, as plain arrays. The tests compare every other level with them.
 //!
 //! The arithmetic is compiled once, as functions that kernels call. Inlined at each use, it would
-//! be most of the crate's machine code, although few processors run it. Only copies are inlined.
+//! be most of the crate's machine code, although few processors run it. Only loads, stores and
+//! other copies are inlined.
 
 use std::array::from_fn;
 use std::ops::{Add, Div, Mul, Sub};

@@ -8,8 +8,8 @@ use super::lanes::{LANES, Lanes};
 pub struct Places<const BITS: usize>;
 
 impl<const BITS: usize> Places<BITS> {
-    /// For each number, the indices of the two bytes that contain it, then two indices that yield
-    /// zero. An index past the last byte also yields zero.
+    /// For each number, the index of its first byte, the index of the next byte, and two indices
+    /// that yield zero. If byte 15 is the first byte, the index of the next byte yields zero too.
     pub const PAIRS: [u8; 64] = {
         let mut places = [0x80; 64];
         let mut i = 0;

@@ -71,7 +71,7 @@ pub unsafe fn transpose(rows: [__m512; LANES]) -> [__m512; LANES] {
     // SAFETY: the caller promises the instructions, which access only registers.
     unsafe {
         // Transposes pairs of rows, then groups of four rows, within 128-bit quarters. The last
-        // loops exchange quarters.
+        // loop exchanges quarters.
         let mut t = rows;
         for i in 0..8 {
             t[2 * i] = _mm512_unpacklo_ps(rows[2 * i], rows[2 * i + 1]);

@@ -7,10 +7,12 @@ use mlx_primitives_kernels::RowOrder;
 use mlx_primitives_kernels::attention::*;
 use mlx_primitives_kernels::simd::Level;
 
-/// Batch, heads and key/value heads; or queries, keys and features.
+/// The numbers of batch entries, heads and key/value heads; or of queries, keys and features; or
+/// the indices of a batch entry, a head and a row.
 type Three = (usize, usize, usize);
 
-/// A call and the arrays that it reads. The arrays are row-contiguous, with optional padding.
+/// A call and the arrays that it reads. The arrays are row-contiguous, except for optional gaps
+/// between features and between rows.
 struct Case<T> {
     call: Attention,
     q: Vec<T>,
@@ -239,8 +241,8 @@ fn element_row<T: Sample>(view: &View, b: usize, h: usize, r: usize, dim: usize)
     (0..dim).map(|i| f64::from(element(i).to_f32())).collect()
 }
 
-/// Shapes for the kernels for few queries and for many. Some dimensions are not multiples of a
-/// block, and some calls have enough keys for several chunks.
+/// Shapes for the kernels for few queries and for many. Some numbers of features, queries and keys
+/// are not multiples of sixteen, and some calls have enough keys for several chunks.
 const SHAPES: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),

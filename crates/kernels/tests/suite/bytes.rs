@@ -1,4 +1,5 @@
-//! Compares vector operations on bytes with loops, on every instruction set ("level").
+//! Compares vector operations on bytes, and the transpose of a square, with loops, on every
+//! instruction set ("level").
 
 use mlx_primitives_kernels::simd::{F32x16, Kernel, LANES, Level};
 

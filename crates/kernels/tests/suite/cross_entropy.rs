@@ -72,7 +72,7 @@ fn shapes<T: Sample>() {
             let (loss, grad) = reference(&x, &g, targets, axis);
             let got = run(&x, &g, targets, axis);
             let epsilon = f64::from(T::EPSILON);
-            // The bounds cover f32 errors in differences of numbers up to 24, and one rounding.
+            // The bounds cover f32 errors in differences of up to 24, and one rounding.
             assert_close(&got.0, &loss, epsilon / 2.0 + 4e-6, 2e-5, "loss");
             assert_close(&got.1, &grad, epsilon / 2.0 + 8e-6, 1e-6, "gradient");
         }

@@ -60,8 +60,8 @@ fn check<T: Float>(
         for bits in 0..=u16::MAX {
             assert!(same(floats[usize::from(bits)], to(bits)), "{level:?} {bits:#x}");
         }
-        // Inputs are the 16-bit values themselves, the midpoints between two values (ties), and the
-        // floats next to midpoints.
+        // Inputs are the 16-bit values themselves, the midpoints between two values (ties), the
+        // floats next to midpoints, and a few extreme floats.
         for nudge in [0, 1, 2, 3] {
             let inputs: Vec<f32> = (0..=u16::MAX)
                 .map(|bits| {

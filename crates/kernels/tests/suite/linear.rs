@@ -180,7 +180,8 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
 
 each_type!(rows_have_one_order_at_any_width);
 
-/// Checks that the results do not change if x or the weights are stored transposed.
+/// Checks that an element of the result does not change if x or the weights are stored transposed,
+/// or if the product has fewer rows or columns.
 fn sums_are_the_same_in_each_place<T: Sample>() {
     let (m, n, k) = (140, 150, 70);
     let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
@@ -218,7 +219,8 @@ fn weights_that_are_interleaved_in_parts() {
 }
 
 fn blocks_of_an_x_beyond_the_second_cache<T: Sample>() {
-    // In bf16, x takes more than 1 MB. The output has more columns than the largest block.
+    // In bf16, x takes more than 1 MB. The output has more columns than the largest block
+    // of a product in its type.
     let (m, n, k) = if T::IS_BF16 { (260, 530, 2060) } else { (260, 300, 540) };
     let (x, w) = (values::<T>(m * k, 2.0), values::<T>(n * k, 2.0));
     let (x_across, w_across) = (transposed(&x, m, k), transposed(&w, n, k));

@@ -4,7 +4,8 @@
 use crate::testing::*;
 use mlx_primitives_kernels::masked_softmax::*;
 
-/// One call: the extents, the type of the mask, and its strides.
+/// One call: the extents, the rules that hide keys, the scale, and the kind and strides of the
+/// mask.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     batch: usize,

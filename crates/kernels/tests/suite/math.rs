@@ -2,7 +2,7 @@ use crate::testing::*;
 use mlx_primitives_kernels::math::*;
 use mlx_primitives_kernels::simd::{Kernel, Level};
 
-/// A kernel that applies all math functions to a slice.
+/// A kernel that computes two kinds of exponentials, sines and cosines of a slice.
 struct Apply<'a> {
     x: &'a [f32],
     exp: &'a mut [f32],

@@ -263,8 +263,8 @@ fn floats_of_eight_bits<T: Sample>() {
 
 each_type!(floats_of_eight_bits);
 
-/// Rounds x to eight bits in groups of the weights' size, by the formulas in the kernel's
-/// documentation.
+/// Rounds x to eight bits, in groups as large as the groups of the weights, by the formulas in the
+/// kernel's documentation.
 fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
     let rounded = |x: &[T]| -> Vec<f64> {
         let most = x.iter().fold(0.0f32, |most, x| most.max(x.to_f32().abs()));

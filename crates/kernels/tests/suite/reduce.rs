@@ -16,7 +16,7 @@ fn run<T: Sample>(kind: Reduction, x: &[T], rows: usize) -> Vec<T> {
 }
 
 /// The exact result of a row, and the sum of the magnitudes of its terms, which the error bound
-/// uses.
+/// uses. The second number is 0 for reductions in which nothing cancels.
 fn exact(kind: Reduction, row: &[f64]) -> (f64, f64) {
     let (all, axis) = (sums(row), row.len() as f64);
     match kind {

@@ -18,8 +18,8 @@ const SHAPE: AppendShape = AppendShape {
     multiplier: 1.0,
 };
 
-/// Multiplies one vector by the factor and rotates it. In the backward pass, rotates it back and
-/// then multiplies it.
+/// Multiplies the first `dims` features of a vector by `multiplier`, and rotates them. In the
+/// backward pass, rotates them back and then multiplies them.
 fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequencies, position: i32) {
     let AppendShape { head_dim, dims, traditional, forward, scale, .. } = *shape;
     let factor = rounded::<T>(shape.multiplier);
@@ -40,9 +40,9 @@ fn turn<T: Sample>(vector: &mut [T], shape: &AppendShape, frequencies: Frequenci
     }
 }
 
-/// Computes the state with one rotation for each head of each position, and one copy for each row.
-/// In the backward pass, it reverses the steps to compute the derivatives of the state and of the
-/// step.
+/// Writes the step `qkv` into `state` vector by vector: rotates each query and key, and copies each
+/// vector to its row. In the backward pass, `state` has the derivatives with respect to the new
+/// state, and the results are the derivatives with respect to the old state and to `qkv`.
 fn reference<T: Sample>(
     state: &[T],
     qkv: &[T],

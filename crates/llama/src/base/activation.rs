@@ -54,7 +54,8 @@ impl Activation {
             })
     }
 
-    /// Computes `act(gate) * up`, with a fused op of this crate if there is one for the activation.
+    /// Computes `act(gate) * up`, with a fused op of mlx-primitives if there is one for the
+    /// activation.
     pub fn gated(self, gate: &Array, up: &Array) -> Result<Array> {
         match self {
             Self::Silu => ops::swiglu(gate, up),

@@ -48,8 +48,8 @@ pub struct Config {
     /// tensor `lm_head.weight`. The configuration of a [`Llama`](crate::Llama) never has `None`.
     pub tie_word_embeddings: Option<bool>,
     /// The quantization of projections and embedding: `group_size`, `bits` and `mode`. An entry
-    /// under the path of a module has these fields for that module only, or is false if the module
-    /// is not quantized.
+    /// under the path of a module has these fields for that module only, is false if the module is
+    /// not quantized, or is true if it is quantized like the others.
     pub quantization: Option<serde_json::Value>,
     /// Whether the attention projections have biases. In qwen2, queries, keys and values always
     /// have biases. [`has_bias`](Self::has_bias) covers every architecture.
@@ -58,8 +58,8 @@ pub struct Config {
     /// Whether the feed-forward projections have biases, in `llama` and `mistral` models.
     #[serde(default)]
     pub mlp_bias: bool,
-    /// The attention of each layer: `full_attention` or `sliding_attention`. `None` means full
-    /// attention in every layer.
+    /// The attention of each layer: `full_attention` or `sliding_attention`. `None` means the
+    /// default of the architecture and its other fields, see [`window_of`](Self::window_of).
     pub layer_types: Option<Vec<String>>,
     /// The number of positions that a query of a sliding-window layer sees, including its own.
     pub sliding_window: Option<i32>,
@@ -144,7 +144,7 @@ impl Quantization {
         serde_json::json!({"group_size": group_size, "bits": bits, "mode": mode.name()})
     }
 
-    /// Returns an error if MLX does not have this format.
+    /// Returns an error if neither MLX nor mlx-primitives has this format.
     pub(crate) fn check(self) -> Result<()> {
         Self::parse(&self.to_json()).map(drop)
     }
@@ -378,7 +378,7 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns an error if the configuration states a format that MLX does not have.
+    /// Returns an error for a format that neither MLX nor mlx-primitives has.
     pub fn quantization_of(&self, path: &str) -> Result<Option<Quantization>> {
         let Some(all) = &self.quantization else { return Ok(None) };
         match all.get(path) {

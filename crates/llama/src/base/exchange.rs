@@ -168,7 +168,8 @@ pub trait Exchange: Send + Sync {
         Ok(own)
     }
 
-    /// Takes the keys or values of this process's heads from `all`, `[1, n * heads, ...]`.
+    /// Takes the keys or values of this process's heads from `all`, `[1, n * heads, ...]`. There
+    /// are `heads` key heads in the model; n is 1, or 2 if the values follow the keys.
     ///
     /// # Errors
     ///

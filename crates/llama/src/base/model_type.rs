@@ -16,7 +16,8 @@ pub enum ModelType {
     /// field is null or `layer_types` lists the kinds of layers.
     Mistral,
     /// Has biases for queries, keys and values. With `use_sliding_window`, the layers from
-    /// `max_window_layers` on see only the last `sliding_window` positions.
+    /// `max_window_layers` on, or those that `layer_types` names, see only the last
+    /// `sliding_window` positions.
     Qwen2,
     /// Normalizes each head's queries and keys before the rotation. Has windows like
     /// [`Qwen2`](Self::Qwen2).

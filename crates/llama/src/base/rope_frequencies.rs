@@ -101,7 +101,8 @@ impl RopeFrequencies {
     }
 
     /// Whether rotated keys stay valid if the length of a sequence changes from `before` to `now`
-    /// positions. The sequence may have grown to `before` positions one by one.
+    /// positions. If the sequence grew beyond the limit of dynamic scaling one position at a time,
+    /// its keys have different bases.
     pub(crate) fn keeps_keys(&self, before: i32, now: i32) -> bool {
         let is_short = |short: &Short, len: i32| len <= short.longest;
         self.short.as_ref().is_none_or(|short| is_short(short, before) == is_short(short, now))

@@ -2,7 +2,7 @@ use mlx_primitives::ops::{self, QuantizedRows};
 use mlx_primitives::{Array, Result};
 
 /// The keys or values of a layer, `[batch, kv_heads, seen, head_dim]`, either plain or quantized
-/// along the last axis.
+/// along the last axis. `seen` is the number of positions, with those of the step.
 #[derive(Clone, Debug)]
 pub enum KvTensor {
     /// Numbers in the model's type.

@@ -98,7 +98,7 @@ impl LayerCache {
     /// Appends the next positions as [`append`](Self::append) does, and returns the attention of
     /// their queries, `[batch, time, heads * head_dim]`. A single op appends and attends. Separate
     /// ops are used for quantized keys and values, for many positions, and if ops may choose MLX's
-    /// kernels instead of this crate's.
+    /// kernels instead of those of mlx-primitives.
     pub(crate) fn attend(
         &mut self,
         qkv: &Array,

@@ -124,7 +124,8 @@ impl<'a> BatchGeneration<'a> {
         self.finished.get(prompt).copied().flatten()
     }
 
-    /// Draws one token for each sequence that has not ended and whose prompt has run.
+    /// Draws one token for each sequence that has not ended and whose prompt has run, and runs the
+    /// next parts of the other prompts.
     fn step(&mut self) -> Result<()> {
         for (prompt, event) in self.scheduler.step() {
             match event {

@@ -24,7 +24,7 @@ pub(crate) struct Drawn {
     /// An array to check for NaN and infinity. If the sampler took the greatest logit, it is the
     /// logits `[1, vocab]`. Otherwise it is the logarithm of the sum of their exponentials.
     watched: Array,
-    /// Whether a caller's function may have set the greatest logit to infinity.
+    /// Whether penalties or a caller's function may have set the greatest logit to infinity.
     forced: bool,
     /// The log probabilities `[1, vocab]`, and the number of most likely tokens to return.
     logprobs: Option<(Array, usize)>,
@@ -108,10 +108,10 @@ impl Drawn {
     }
 }
 
-/// Returns an error if the element at `index`, which decided the token, is NaN or infinite. If a
-/// caller's function may have `forced` the logits, positive infinity is accepted. One element is
-/// enough, because NaN and infinity from broken weights spread to all logits. Checking all logits
-/// would take time.
+/// Returns an error if the element at `index`, which decided the token, is NaN or infinite. If
+/// penalties or a caller's function may have `forced` the logits, positive infinity is accepted.
+/// One element is enough, because NaN and infinity from broken weights spread to all logits.
+/// Checking all logits would take time.
 pub(crate) fn check(logits: &Array, index: usize, forced: bool) -> Result<()> {
     fn at<const N: usize>(bytes: &[u8], index: usize) -> Option<[u8; N]> {
         bytes.as_chunks::<N>().0.get(index).copied()

@@ -135,14 +135,15 @@ impl Engine {
     }
 
     /// Continues a prompt up to an end token of the checkpoint or of the options. `adapter` names
-    /// the adapters to use. Returns at once. For an unknown name, and for a prompt or options that
-    /// [`Llama::generate`] rejects, the iterator yields an error.
+    /// the adapters to use. Returns at once. For an unknown name, for a prompt or options that
+    /// [`Llama::generate`] rejects, and for a request beyond the limits of [`EngineOptions`], the
+    /// iterator yields an error.
     pub fn generate(&self, prompt: &[u32], options: &Options, adapter: Option<&str>) -> Generated {
         let (events, received) = async_channel::unbounded();
         let (prompt, options) = (prompt.to_vec(), options.clone());
         let adapter = adapter.map(str::to_owned);
-        // If the thread has ended, it has closed the channel of events. The caller then receives an
-        // error from the iterator.
+        // If the thread has ended, the request is dropped, which closes its channel of events. The
+        // caller then receives an error from the iterator.
         let _ = self.requests.try_send(Request { prompt, options, adapter, events });
         Generated { events: Box::pin(received), finish: None, cached_tokens: 0, ended: false }
     }

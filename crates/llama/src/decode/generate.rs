@@ -120,7 +120,7 @@ impl<'a> Generation<'a> {
     /// Returns an error for a count that is not within 1 to 64, or if the generation has started.
     /// It is also an error if the cache rotates, because its last positions cannot be removed. The
     /// draft must support the positions that prompt and `max_tokens` need. If it has a sliding
-    /// window, the window must be 64 positions longer.
+    /// window, the window must be at least 64 positions longer than this number of positions.
     ///
     /// ```
     /// use mlx_primitives_llama::{Checkpoint, Options, Quantization};

@@ -182,7 +182,7 @@ fn keep_at_least(logprobs: &Array, least: &Array) -> Result<Array> {
     select(&logprobs.less(least)?, &Array::scalar(f32::NEG_INFINITY)?, logprobs)
 }
 
-/// Keeps the smallest set of most likely tokens whose probabilities add up to `top_p`.
+/// Keeps the smallest set of most likely tokens whose probabilities add up to at least `top_p`.
 fn keep_top_p(logprobs: &Array, top_p: f32) -> Result<Array> {
     let ascending = logprobs.sort(-1)?;
     let mass = ascending.exp()?.cumsum(-1)?;

@@ -17,7 +17,7 @@ use mlx_primitives::ops::Lora;
 /// # Ok::<(), mlx_primitives::Error>(())
 /// ```
 ///
-/// [`load`](Self::load) and [`save`](Self::save) read and write mlx-lm's files.
+/// [`load`](Self::load) reads files of mlx-lm or PEFT, and [`save`](Self::save) writes mlx-lm's.
 #[derive(Clone, Debug, Default)]
 pub struct Adapters {
     pub(crate) updates: BTreeMap<String, Lora>,

@@ -170,8 +170,8 @@ fn the_largest_sums_of_digits_fit() {
     largest_sums_of_digits::<F16>();
 }
 
-/// Multiplies one row that is so long that several threads convert parts of it to bytes. Each of
-/// the threads may find an element that does not fit in bytes.
+/// Multiplies one row that is so long that several threads convert parts of it to bytes. In one
+/// case, the last element is a NaN, which does not fit in bytes, and only one thread finds it.
 #[test]
 fn long_rows_of_digits() {
     let (group, axis) = (64, 44_864);

@@ -1,4 +1,4 @@
-//! Tests weights whose scales stay in the blocks of ggml's K-quants.
+//! Tests weights whose scales stay in blocks of 256 weights, as in ggml's K-quants.
 
 use super::*;
 use half::f16;
@@ -73,7 +73,7 @@ fn transposed_products<T: Sample>() {
 
 each_type!(transposed_products);
 
-/// The kernel decodes scales for some rows at a time, and for fewer rows if rows are long.
+/// The kernel decodes the scales of some rows of weights at a time, and of fewer if rows are long.
 #[test]
 fn many_columns_are_those_of_single_ones() {
     for (format, group) in formats() {
@@ -98,7 +98,7 @@ fn many_columns_are_those_of_single_ones() {
     }
 }
 
-/// Each thread decodes the scales of the rows that it multiplies.
+/// Each thread decodes the scales of the rows of weights that it multiplies.
 #[test]
 fn threads_change_nothing() {
     for (format, group) in formats() {

@@ -1,5 +1,5 @@
 //! Makes a tokenizer from the entries `tokenizer.ggml.*`. The tokenizer produces the same tokens as
-//! llama.cpp.
+//! llama.cpp, except in the case that the module `spm` describes.
 
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};

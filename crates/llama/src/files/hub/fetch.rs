@@ -246,7 +246,7 @@ impl Hub {
         let (send, receive) = sync_channel(BLOCKS);
         let mut reader = response.into_body().into_reader();
         // A read has no time limit, so a separate thread reads. The thread ends when the connection
-        // ends.
+        // ends, or when nobody receives its blocks.
         let read = move || {
             loop {
                 let mut block = vec![0; BLOCK];

@@ -30,7 +30,7 @@ use super::{Download, cache};
 /// Returns an error if the model is not in the cache and cannot be downloaded: offline, without the
 /// feature `hub`, or without permission to read it. It is also an error if the hub does not know
 /// the model, if the model has no weights that this crate reads, or if the connection breaks five
-/// times in a row without a new byte. The error names the model and says what to do.
+/// times without a new byte in between. The error names the model and says what to do.
 ///
 /// ```
 /// use std::ops::ControlFlow;
