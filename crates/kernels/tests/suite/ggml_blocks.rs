@@ -225,7 +225,8 @@ fn exact_types_keep_every_number() {
     assert_eq!(exact, 10);
 }
 
-/// Checks the K-quants in the layout that keeps the scales of each block of ggml, in 20 bytes.
+/// Checks the K-quants in the layout of the kernels' module `k_quant`, which the parts `OwnCodes`
+/// and `OwnScales` have.
 #[test]
 fn k_quants_keep_every_number_at_their_own_size() {
     let kinds = [(BlockType::Q4K, 4), (BlockType::Q5K, 5), (BlockType::Q6K, 6)];

@@ -12,8 +12,8 @@ pub use mlx_primitives_kernels::Machine;
 pub use mlx_primitives_kernels::element::{Bf16, Element, F16, Float};
 pub use mlx_primitives_kernels::simd::{F32x16, LANES};
 
-/// In these tests, results of at least this many bytes bypass the caches, if their memory is
-/// aligned and overlaps no input.
+/// In these tests, results of at least this many bytes bypass the caches, if each row is aligned
+/// and the results overwrite no input.
 pub const FEW_BYTES: usize = 1 << 12;
 pub const AXES: [usize; 17] =
     [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 100, 768, 1000, 4096, 4097, 16384];

@@ -28,8 +28,8 @@ impl Heads {
         KvLayout { heads, kv_heads, head_dim, capacity }
     }
 
-    /// Takes the vectors of some heads out of the projection `qkv`: `[batch, to - from, time,
-    /// head_dim]`. In `qkv`, the features of the heads follow one another.
+    /// Takes the vectors of the heads `from..to` out of the projection `qkv`, as an array `[batch,
+    /// to - from, time, head_dim]`. In `qkv`, the features of the heads follow one another.
     pub(crate) fn split(&self, qkv: &Array, from: i32, to: i32) -> Result<Array> {
         let (batch, time, features) = (qkv.dim(0)?, qkv.dim(1)?, self.head_dim);
         qkv.slice_axis(2, from * features..to * features)?

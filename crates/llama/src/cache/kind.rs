@@ -1,4 +1,5 @@
-/// The number of positions by which a layer's buffers grow.
+/// The buffers of a layer grow to multiples of this number of positions. Only the buffer of a
+/// rotating cache can have another size.
 pub(crate) const STEP: i32 = 256;
 
 /// How a cache stores keys and values.

@@ -6,8 +6,8 @@ use super::layer::LayerCache;
 
 /// The caches of all layers of a model.
 ///
-/// Buffers grow by 256 positions at a time. Until a buffer is full, new positions are written in
-/// place. Only a rotating cache makes a new buffer for each step of several positions.
+/// Buffers grow to the next multiple of 256 positions. Until a buffer is full, new positions are
+/// written in place. Only a rotating cache makes a new buffer for each step of several positions.
 #[derive(Clone)]
 pub struct Cache {
     pub(crate) layers: Vec<LayerCache>,

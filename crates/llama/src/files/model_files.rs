@@ -32,8 +32,8 @@ pub struct ModelFiles {
     pub(crate) directory: PathBuf,
     pub(crate) config: Map<String, Value>,
     pub(crate) tensors: BTreeMap<String, Array>,
-    /// The contents of the tokenizer's files by file name; `None` if `save` copies the files from
-    /// the directory.
+    /// The contents of the files beside the weights, such as `tokenizer.json`, by file name; `None`
+    /// if `save` copies the files from the directory.
     pub(crate) companions: Option<BTreeMap<String, String>>,
 }
 
@@ -71,7 +71,7 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// Opens a GGUF file, and makes the contents of the tokenizer's files.
+    /// Opens a GGUF file, and reads or makes the contents of the files beside the weights.
     fn open_gguf(path: PathBuf) -> Result<Self> {
         // K-quants are converted to MLX's affine layout, since a checkpoint can only have MLX's
         // layouts.

@@ -29,10 +29,11 @@ const COMPANIONS: [&str; 8] = [
 
 impl ModelFiles {
     /// Writes the model as mlx-lm does: `config.json`, `model.safetensors` or shards of 5 GiB, an
-    /// index of the shards, and copies of the tokenizer's files. The directory appears only when
-    /// all files are complete. If saving fails, no files remain. If the process is killed, a
-    /// directory whose name begins with `.partial-` remains in the parent folder. The next save to
-    /// a directory in this parent folder removes it.
+    /// index of the shards, and copies of the tokenizer's files, `chat_template.jinja` and
+    /// `generation_config.json`. The directory appears only when all files are complete. If saving
+    /// fails, no files remain. If the process is killed, a directory whose name begins with
+    /// `.partial-` remains in the parent folder. The next save to a directory in this parent folder
+    /// removes it.
     ///
     /// # Errors
     ///

@@ -22,7 +22,8 @@ impl Estimate {
 
 /// Estimates the memory of a model before it is loaded, in bytes: the weights, in `dtype` or
 /// quantized, and a cache of the kind `cache` for `batch` sequences of `context` positions. The
-/// activations of a step are not included.
+/// activations of a step are not included. A layer whose window is shorter than `context` counts
+/// with a rotating cache of the window's length.
 ///
 /// As in mlx-lm, every projection and the embedding are quantized if the length of their rows is a
 /// multiple of the group size. The norms are not quantized.

@@ -39,8 +39,8 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
                 for queries in [0..1, 3..12, 40..50, 0..50] {
                     for dropped in [0, 100] {
                         // Without a window, all keys are visible, so none can be dropped. With
-                        // `RowOrder::Tokens`, chunks begin at fixed distances from the first key in
-                        // memory, so dropping keys would move them.
+                        // `RowOrder::Tokens`, chunks of keys begin at fixed distances from the
+                        // first key in memory, so dropping keys would move the chunks.
                         if dropped > 0 && (window == 0 || order == RowOrder::Tokens) {
                             continue;
                         }

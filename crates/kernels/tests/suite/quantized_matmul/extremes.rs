@@ -131,8 +131,8 @@ fn digits_of_extreme_rows_in_f16() {
     digits_of_extreme_rows::<F16>(&values, 3.1e-8);
 }
 
-/// Multiplies the largest weights by elements just below a power of two, where the rounding unit of
-/// the digits would double.
+/// Multiplies the largest weights by elements just below a power of two, at which the rounding unit
+/// of the digits doubles.
 fn largest_sums_of_digits<T: Sample>() {
     for (bits, group) in [2, 4, 8].into_iter().flat_map(|bits| [(bits, 64), (bits, 128)]) {
         let axis = if group == 64 { 5 * group } else { 4 * group };
