@@ -11,7 +11,8 @@ use super::{F32x16, LANES, Lanes, stream::Places, tiles::Tiles};
 
 const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// Wraps intrinsics that do not access memory.
+/// Wraps intrinsics. If one accesses memory, the contract of the method that uses it allows this,
+/// or the memory is an array of the method or of this file.
 macro_rules! lanes {
     ($call:expr) => {
         // SAFETY: NEON is part of every aarch64 target that this crate builds for.

@@ -142,7 +142,7 @@ impl<'a> Generation<'a> {
     /// Proposes up to `count` tokens at a time without a draft model. It searches the prompt and
     /// the generated tokens for the last few tokens, and proposes the tokens that followed them at
     /// that place. This saves time if the text repeats itself, for example if it edits or quotes
-    /// its prompt. Otherwise the method works like [`with_draft`](Self::with_draft).
+    /// its prompt. In all other respects, the method works like [`with_draft`](Self::with_draft).
     ///
     /// # Errors
     ///

@@ -76,8 +76,8 @@ impl FinishReason {
 pub struct Token {
     /// The id of the token in the vocabulary.
     pub id: u32,
-    /// The natural logarithm of the token's probability, after penalties and before sampling
-    /// removes tokens. It is `None` unless [`Options::logprobs`] is set.
+    /// The natural logarithm of the token's probability, after penalties and logits processors, and
+    /// before sampling removes tokens. It is `None` unless [`Options::logprobs`] is set.
     pub logprob: Option<f32>,
     /// The most likely tokens with their log probabilities, the most likely first.
     pub top_logprobs: Vec<(u32, f32)>,

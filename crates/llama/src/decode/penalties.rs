@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use mlx_primitives::{Array, Dtype, Error, Result, select};
 
 /// Changes to the logits before a token is drawn. They are applied in the order of the fields, as
-/// in mlx-lm's `make_logits_processors`. Each penalty applies to the last `..._context_size` tokens
-/// ("recent tokens") of the prompt and the generated tokens.
+/// in mlx-lm's `make_logits_processors`. Each penalty except `logit_bias` applies to the last
+/// `..._context_size` tokens ("recent tokens") of the prompt and the generated tokens.
 ///
 /// ```
 /// use mlx_primitives::Array;

@@ -119,9 +119,9 @@ impl<T: Sample> Case<T> {
     }
 }
 
-/// Extents with more and fewer queries than a block of the kernel has, more and fewer keys than a
-/// tile of the kernel has, unusual numbers of features, and queries that see no key. In some cases,
-/// a thread computes several blocks.
+/// Extents with more and fewer rows of queries than a block of the kernel has, more and fewer keys
+/// than a tile of the kernel has, unusual numbers of features, and queries that see no key. In some
+/// cases, a thread computes several blocks.
 const EXTENTS: [(Three, Three); 14] = [
     ((1, 1, 1), (1, 1, 1)),
     ((1, 4, 1), (1, 7, 64)),
