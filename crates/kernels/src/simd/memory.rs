@@ -61,7 +61,7 @@ pub fn prefetch_block<T>(from: *const T) {
 }
 
 /// Ends a series of [`Lanes::stream`](super::Lanes::stream) stores: they become visible before any
-/// later store. Does nothing on processors other than x86-64, where these are ordinary stores.
+/// later store. On processors other than x86-64, these stores are ordinary, and this does nothing.
 #[inline(always)]
 pub fn fence() {
     #[cfg(target_arch = "x86_64")]
