@@ -67,7 +67,8 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Checks kernels, or lists the kernels of the file. Returns `true` if there was no fault.
+/// Checks kernels, lists the kernels of the file, or prints their cost. Returns `true` if there was
+/// no fault.
 fn run(arguments: &Arguments) -> Result<bool> {
     let Arguments { file, case, cost, output } = arguments;
     if *cost {

@@ -26,7 +26,7 @@ pub fn order_name(order: Schedule) -> String {
     }
 }
 
-/// A finding: a fault, a broken rule, a wrong result or a failure.
+/// A finding: a fault, a note, a broken rule, a wrong result or a failure.
 #[derive(Clone)]
 pub struct Found {
     /// The type of the finding: the type of a fault, such as `DataRace`, or `Rule`, `WrongResult`

@@ -10,8 +10,8 @@ use std::process::Command;
 
 use common::{Ran, run};
 
-/// A module with two kernels: `twice` doubles each number, and `shifted` stores the number at
-/// the next index.
+/// A module with two kernels: `twice` doubles each number, and `shifted` moves each number to the
+/// index before it.
 const MODULE: &str = r#"
 define void @twice(ptr addrspace(1) noundef readonly %x, ptr addrspace(1) noundef %y, i32 noundef %i) {
   %n = zext i32 %i to i64

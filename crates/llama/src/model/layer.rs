@@ -19,8 +19,8 @@ pub(super) struct DecoderLayer {
     pub head_norms: Option<[Norm; 2]>,
     /// The projections q, k, v, o, gate, up and down, in this order.
     pub projections: [Linear; 7],
-    /// The matrices of the q, k and v projections, concatenated along their rows, if they are not
-    /// packed. The matrices in `projections` are then views of this array.
+    /// The matrices of the q, k and v projections, concatenated along axis 0 (the outputs), if they
+    /// are not packed. The matrices in `projections` are then views of this array.
     qkv_rows: Option<Array>,
     /// The concatenated biases of the q, k and v projections, with zeros for a projection without a
     /// bias. `None` if none of the three has a bias.
@@ -219,8 +219,8 @@ impl DecoderLayer {
     }
 
     /// Moves the matrices into `block`. If the block has too little room, a new block replaces it.
-    /// If layers are small, the new block has room for several of the next `layers` layers. If no
-    /// block can be allocated, the matrices stay where they are.
+    /// `layers` counts this layer and the layers after it. If layers are small, the new block has
+    /// room for several of them. If no block can be allocated, the matrices stay where they are.
     pub fn place(&mut self, block: &mut Option<Block>, layers: usize) -> Result<()> {
         let apart = if self.qkv_rows.is_some() { 3 } else { 0 };
         let parts = self.projections.iter().skip(apart).flat_map(Linear::arrays);

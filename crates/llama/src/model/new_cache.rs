@@ -15,7 +15,7 @@ impl Llama {
 
     /// Makes the caches of the layers for a sequence of up to `positions` positions. A layer with a
     /// window shorter than `positions` gets a rotating cache of the window's length, unless `full`
-    /// keeps fewer positions. The other layers get copies of `full`.
+    /// keeps at most as many positions. The other layers get copies of `full`.
     fn layer_caches(&self, full: &LayerCache, positions: usize) -> Vec<LayerCache> {
         let smaller = |window: i32| match full.kind() {
             CacheKind::Rotating { max_size, .. } => window < max_size,

@@ -109,7 +109,7 @@ impl WeightSource for RandomWeights {
         self.floats(shape, 0..shape.first().copied().unwrap_or(0))
     }
 
-    /// Draws a matrix whose elements have the variance 1 / inputs, so that products keep the
+    /// Draws a matrix whose elements have a variance of about 1 / inputs, so that products keep the
     /// magnitude of the activations.
     fn matrix(
         &mut self,

@@ -5,7 +5,7 @@ use mlx_primitives::{Array, Result, random};
 #[derive(Clone)]
 pub(super) struct Update {
     pub lora: Lora,
-    /// In DoRA, the factor of each row of the matrix.
+    /// In DoRA, the factor of each row of the matrix with its update.
     factors: Option<Array>,
     /// In training, the fraction of the update's inputs that dropout sets to zero, and the random
     /// key for the choice of these inputs.

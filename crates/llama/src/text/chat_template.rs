@@ -31,7 +31,7 @@ pub struct ChatTemplate {
     pub(crate) special_tokens: Map<String, Value>,
 }
 
-/// The variables of a template, except the messages.
+/// The name of the template to render, and the template's variables, except the messages.
 #[derive(Clone, Debug)]
 pub struct ChatOptions {
     /// Whether the rendered text ends with the start of the model's answer.

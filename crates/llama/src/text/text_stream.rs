@@ -3,8 +3,8 @@ use mlx_primitives::Result;
 use super::byte_level::bytes_of;
 use super::tokenizer::{Decoding, Tokenizer};
 
-/// The maximum number of tokens that are held back because their text ends in a replacement
-/// character.
+/// Tokens whose text ends in a replacement character are held back only if there are fewer of them
+/// than this number. Also the maximum number of tokens that `keep_last` keeps.
 const MOST_HELD: usize = 8;
 
 /// Turns tokens into text one by one. Each returned piece contains only complete characters.
@@ -14,7 +14,7 @@ const MOST_HELD: usize = 8;
 ///
 /// Some vocabularies, such as Llama 2's, have tokens for bytes, such as `<0xE2>`. If the bytes of
 /// successive byte tokens are not valid UTF-8, `decode` replaces all of these bytes. So the stream
-/// holds the text of byte tokens back until another token or the end of the text arrives.
+/// holds the text of byte tokens back until a token of another kind or the end of the text arrives.
 ///
 /// ```
 /// use mlx_primitives_llama::Checkpoint;
@@ -117,7 +117,7 @@ impl TextStream<'_> {
     }
 
     /// Returns the text that was held back. Returns an empty string if the end may be an incomplete
-    /// character.
+    /// character and fewer than `MOST_HELD` tokens are held back.
     fn release_whole(&mut self) -> Result<String> {
         let text = self.unseen()?;
         let held = self.window.len() - self.shown;
@@ -152,8 +152,8 @@ impl TextStream<'_> {
         Ok(text)
     }
 
-    /// Removes all tokens from `window` except the last ones with text. With these tokens, the
-    /// decoder knows that the next token is not the first token of the text.
+    /// Removes all tokens from `window` except the last ones with text, at most `MOST_HELD`. With
+    /// these tokens, the decoder knows that the next token is not the first token of the text.
     fn keep_last(&mut self) -> Result<()> {
         let most = self.window.len().min(MOST_HELD);
         for count in 1..=most {

@@ -22,7 +22,8 @@ use tokenizers::{AddedToken, ModelWrapper};
 use super::byte_level::bytes_of;
 use super::cut_patterns;
 
-/// The minimum size of a part in bytes. The search for a cut begins after this number of bytes.
+/// The minimum size in bytes of a part, except the last. The search for a cut begins after this
+/// number of bytes.
 pub(crate) const PART: usize = 1 << 16;
 
 /// Cuts long texts for one tokenizer, and computes lower bounds for their numbers of tokens.

@@ -1,5 +1,6 @@
-//! Checks a `tokenizer.json` before the `tokenizers` crate reads it. Tables must have the length
-//! that they state, and the components must not lengthen a text so much that it fills the memory.
+//! Checks a `tokenizer.json` before the `tokenizers` crate reads it. Tables must have at least the
+//! length that they state, regular expressions and templates must not be too large, and the
+//! components must not lengthen a text so much that it fills the memory.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;

@@ -16,8 +16,8 @@ const LINE: u64 = 1 << 24;
 const TOKENS: usize = 1 << 30;
 const BATCH: usize = 1 << 28;
 
-/// Rows are padded so that the number of targets is a multiple of this length. A row has one more
-/// token than targets.
+/// Rows are padded so that the number of columns of a [`Batch`] is a multiple of this number,
+/// unless rows are cut to a maximum length. A row has one more token than its batch has columns.
 const PAD: usize = 32;
 
 /// The tokens of a text. The tokens before `from` are not targets of the loss.

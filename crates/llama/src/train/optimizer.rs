@@ -65,8 +65,8 @@ pub struct Sgd {
     pub momentum: f64,
     /// The weight decay. This factor times the parameter is added to its gradient.
     pub weight_decay: f64,
-    /// The fraction of a gradient that is not added to the momentum. It has no effect without
-    /// momentum.
+    /// The fraction of a gradient that is not added to `v`. It has no effect if the momentum μ is
+    /// 0.
     pub dampening: f64,
     /// Whether Nesterov's momentum is used.
     pub nesterov: bool,

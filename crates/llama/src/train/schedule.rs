@@ -29,9 +29,9 @@ pub enum Schedule {
 }
 
 impl Schedule {
-    /// Puts a warm-up of `steps` updates before this schedule. In the warm-up, the rate grows
-    /// linearly from `from`. As in mlx-lm, the first update of this schedule repeats the last rate
-    /// of the warm-up.
+    /// Puts a warm-up before this schedule. In the warm-up, the rate changes linearly from `from`,
+    /// and reaches the first rate of this schedule after `steps` updates. As in mlx-lm, one update
+    /// of the warm-up has that rate, and the first update of this schedule repeats it.
     ///
     /// ```
     /// use mlx_primitives_llama::train::Schedule;

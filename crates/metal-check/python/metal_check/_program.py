@@ -11,7 +11,7 @@ from typing import Any, Sequence
 
 
 class NotChecked(RuntimeError):
-    """A kernel could not be checked, because it does not compile or uses a feature that the check does not support."""
+    """A kernel could not be checked, for example because it does not compile or because the command is missing."""
 
 
 class KernelFault(RuntimeError):

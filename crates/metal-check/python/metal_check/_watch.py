@@ -80,7 +80,7 @@ class Watch:
             for name, x in zip(kernel.inputs, inputs):
                 arguments.input(x, kernel.reads(name) if x.ndim else [], kernel.ensure_row_contiguous)
             saved = [arguments.output(shape, dtype, init_value) for shape, dtype in outputs]
-            # If a threadgroup is larger than the grid, MLX shrinks the threadgroup to the grid.
+            # Along each axis, MLX shrinks a threadgroup that is larger than the grid to the grid.
             group = map(min, size[3:], size[:3])
             whole = [kept(kernel.name, text), "--entry", kernel.entry, "-I", headers(), "--order", self.order]
             whole += ["--grid", ",".join(map(str, size[:3])), "--threadgroup", ",".join(map(str, group))]

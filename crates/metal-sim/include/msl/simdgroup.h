@@ -169,8 +169,8 @@ METAL_FUNC T simd_shuffle_rotate_up(T value, ushort delta) {
   return lanes.at((lanes.me + simd_width - delta % simd_width) % simd_width);
 }
 /**
- * Shuffles within blocks of `modulo` lanes. A lane that would read outside its block takes a value
- * of `fill`.
+ * Shuffles within blocks of `modulo` lanes. A lane that would read outside its block wraps around
+ * in the block, and takes the `fill` of the lane that it reaches.
  */
 template <class T, class = if_simd<T>>
 METAL_FUNC T simd_shuffle_and_fill_down(T value, T fill, ushort delta, ushort modulo = 32) {

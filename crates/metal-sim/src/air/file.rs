@@ -11,7 +11,7 @@ use crate::constants::Constants;
 use crate::error::{Error, Result, at_path};
 use crate::library::{Kernel, KernelInfo};
 
-/// `File::kernels` lists arguments only for metallibs of at most this many functions.
+/// For a metallib with more functions than this, `File::kernels` lists no arguments.
 const LISTED: usize = 64;
 
 /// The first bytes of a metallib, of bitcode, and of bitcode with a header.

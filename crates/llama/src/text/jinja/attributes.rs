@@ -7,7 +7,7 @@ use super::python::field;
 use super::syntax::Name;
 use super::value::{LoopState, SequenceKind, Value};
 
-/// Evaluates `value.name`: a method, or else an item of that name, or else undefined.
+/// Evaluates `value.name`: an attribute or method, or else an item of that name, or else undefined.
 pub fn attribute(budget: &Budget, value: &Value, name: &Name) -> Outcome<Value> {
     budget.steps(1)?;
     match value {
@@ -19,7 +19,8 @@ pub fn attribute(budget: &Budget, value: &Value, name: &Name) -> Outcome<Value> 
     }
 }
 
-/// Evaluates `value[index]`: an item, or else a method of that name, or else undefined.
+/// Evaluates `value[index]`: an item, or else, if `index` is a string, an attribute or method of
+/// that name, or else undefined.
 pub fn subscript(budget: &Budget, value: &Value, index: &Value) -> Outcome<Value> {
     budget.steps(1)?;
     if let Some(found) = item(budget, value, index)? {

@@ -1,6 +1,7 @@
-//! Limits the memory and the time of a template. All strings and lists of the engine grow through
-//! [`Buffer`] and [`Items`]. These types take bytes from one budget before they allocate, and give
-//! the bytes back when the value is dropped. So no filter or operator needs a separate limit.
+//! Limits the memory and the time of a template. The strings and lists among a template's values
+//! grow through [`Buffer`] and [`Items`]. These types take bytes from one budget before they
+//! allocate. The bytes are given back when the value is dropped. So most filters and operators need
+//! no separate limit.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -18,7 +19,8 @@ pub fn fault<T>(text: impl Display) -> Outcome<T> {
     Err(Fault(text.to_string()))
 }
 
-/// The maximum processor time for a template. Ordinary templates take milliseconds.
+/// The maximum time for a template: processor time on Unix, elapsed time on other systems. Ordinary
+/// templates take milliseconds.
 const TIME: Duration = Duration::from_millis(500);
 
 /// The number of steps between two checks of the time.

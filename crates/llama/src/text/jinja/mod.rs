@@ -2,9 +2,9 @@
 //! and Python methods of transformers' sandboxed environment.
 //!
 //! A template is an untrusted program, so the engine limits every construct. Strings and lists grow
-//! only through two types of [`budget`], which count their bytes. Every step counts against a time
-//! limit. The nesting of the source, of values and of calls is limited. The template runs on a
-//! thread whose stack is large enough for the deepest nesting.
+//! only through `Buffer` and `Items` of the module [`budget`], which count their bytes. Every step
+//! counts against a time limit. The nesting of the source, of values and of calls is limited. The
+//! template runs on a thread whose stack is large enough for the deepest nesting.
 
 mod arguments;
 mod arithmetic;

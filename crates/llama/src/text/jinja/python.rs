@@ -105,7 +105,7 @@ fn write_inner(to: &mut Buffer, budget: &Budget, value: &Value) -> Outcome<()> {
 }
 
 /// Formats a number as Python's `repr` does: with the fewest digits that parse as the same number,
-/// and with an exponent if the number is below 1e-4 or at least 1e16.
+/// and with an exponent if the absolute value is at least 1e16, or below 1e-4 but not 0.
 pub fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".to_owned();

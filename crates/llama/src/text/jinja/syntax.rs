@@ -1,6 +1,6 @@
 //! The syntax tree of a template. A chain of operators, filters or other steps is stored as a list,
-//! so it adds no depth. Therefore the depth of the tree equals the nesting depth of the source,
-//! which the parser limits.
+//! so a longer chain does not make the tree deeper. Only nesting in the source does, and the parser
+//! limits the nesting.
 
 use std::rc::Rc;
 

@@ -4,18 +4,18 @@ use super::budget::{Outcome, fault};
 use super::lexer::Token;
 use super::syntax::Name;
 
-/// The maximum nesting depth of a template's source, which counts brackets, signs, conditions and
-/// blocks.
+/// The maximum nesting depth of a template's source. Brackets, signs, `not`, conditions and blocks
+/// each add to the depth.
 const MOST_NESTED: usize = 150;
 
 pub struct Parser {
     tokens: std::vec::IntoIter<Token>,
     /// The nesting depth at the parser's position.
     depth: usize,
-    /// For each macro around the parser's position, whether the macro uses each of the names
+    /// For each macro or call block around the parser's position, whether it uses each of the names
     /// `varargs`, `kwargs` and `caller`.
     pub takes: Vec<[bool; 3]>,
-    /// The number of loops around the parser's position within the innermost macro.
+    /// The number of loops around the parser's position within the innermost macro or call block.
     pub loops: usize,
 }
 

@@ -140,7 +140,7 @@ impl Value {
         Ok(Self::Dict(Rc::new(Dict { fields, depth, _charge })))
     }
 
-    /// Returns the nesting depth of a value, which is 0 for a value that contains no other values.
+    /// Returns the nesting depth of a value: 0 for a string or a number, 1 for a list of these.
     /// A namespace could contain itself. To prevent this, only a variable may have a namespace as
     /// its value.
     fn depth(&self) -> Outcome<u32> {
