@@ -33,7 +33,7 @@ pub struct Found {
     /// or `Failed`.
     pub kind: String,
     pub message: String,
-    /// The message, preceded by the type, the place and the thread of the fault.
+    /// The place and the type of the finding, then the message, and then the thread of a fault.
     pub headline: String,
     pub places: Vec<Place>,
     /// The lines of the earlier access, if this is a race.
@@ -59,7 +59,7 @@ impl Found {
         }
     }
 
-    /// Makes a finding from a fault. Its paths are relative to the current folder.
+    /// Makes a finding from a fault. Paths in the current folder become relative to it.
     pub fn fault(mut fault: Fault, order: &str) -> Self {
         let places = fault.places.iter_mut().chain(&mut fault.earlier);
         places.for_each(|place| place.file = shown(&place.file));

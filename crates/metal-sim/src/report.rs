@@ -13,8 +13,8 @@ pub enum FaultKind {
     ArrayBounds,
     /// An integer division by zero, whose result MSL does not define. It ends the dispatch.
     DivisionByZero,
-    /// Two accesses, at least one of them a store, that neither a barrier nor a fence orders. If
-    /// both accesses store the same value, the race is only a note.
+    /// Two accesses by different threads that neither a barrier nor a fence orders. At least one is
+    /// a store, and at most one is atomic. If both store the same value, the race is only a note.
     DataRace,
     /// A load from threadgroup memory or an output before any store to it. If no result, address or
     /// branch depends on the value, the load is only a note.
@@ -104,9 +104,9 @@ impl fmt::Display for Fault {
 /// Traffic of one buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Load instructions.
+    /// The number of loads, counted for each lane.
     pub loads: u64,
-    /// Store instructions.
+    /// The number of stores, counted for each lane.
     pub stores: u64,
     /// The bytes of all loads, counted for each lane.
     pub read_bytes: u64,

@@ -55,8 +55,8 @@ impl Llama {
         self.layers.iter().flat_map(DecoderLayer::arrays).chain(ends).chain([&self.norm.weight])
     }
 
-    /// Returns a copy of the model after calling `f` on each projection and on the embedding. If
-    /// `f` changes a matrix, the caller must call [`joined`](Self::joined) next.
+    /// Returns a copy of the model. `f` is called on each projection of the copy and on its
+    /// embedding. If `f` changes a matrix, the caller must call [`joined`](Self::joined) next.
     pub(super) fn map(&self, f: &mut dyn FnMut(&mut Linear) -> Result<()>) -> Result<Self> {
         let mut model = Self {
             config: self.config.clone(),
@@ -97,8 +97,8 @@ impl Llama {
         }
     }
 
-    /// Returns the model with packed projections and a packed embedding. Matrices whose row length
-    /// is not a multiple of the group size are not packed.
+    /// Returns the model with packed projections and a packed embedding. A matrix is packed only if
+    /// its row length is a multiple of the group size and of 32, or of 256 for K-quants.
     ///
     /// # Errors
     ///

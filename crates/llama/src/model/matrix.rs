@@ -10,8 +10,8 @@ use mlx_primitives::{Dtype, Result};
 use crate::base::{Config, Quantization, Weights};
 
 /// Loads the matrix at `path`, in the format that the configuration gives for its name. If the
-/// configuration has packed modules but no format for this name, the format is derived from the
-/// shapes of the weight and of its scales.
+/// configuration has a quantization but no entry for this name, a matrix without scales is plain,
+/// and the format of a matrix with scales is derived from the shapes of the weight and the scales.
 pub(crate) fn load(
     path: &str,
     [outputs, inputs]: [i32; 2],
@@ -76,8 +76,8 @@ pub(super) fn placed(matrix: &LinearWeight) -> Result<LinearWeight> {
     }
 }
 
-/// Packs the matrix if it is not packed yet and the length of its rows is a multiple of the group
-/// size. Otherwise returns it unchanged.
+/// Packs the matrix if it is not packed yet and its rows have a length that the format allows
+/// ([`Quantization::divides`]). Otherwise returns it unchanged.
 pub(super) fn quantized(matrix: &LinearWeight, to: Quantization) -> Result<LinearWeight> {
     match matrix {
         LinearWeight::Plain(rows) if to.divides(rows.dim(-1)?) => {

@@ -22,7 +22,7 @@ impl Llama {
     ///
     /// `dtype` is the type of the activations: float32, float16 or bfloat16. `quantization`
     /// replaces the quantization in the configuration. Matrices whose row length is not a multiple
-    /// of the group size stay floats. Equal seeds draw equal models.
+    /// of the group size and of 32 (256 for K-quants) stay floats. Equal seeds draw equal models.
     ///
     /// # Errors
     ///

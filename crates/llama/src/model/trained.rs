@@ -38,8 +38,8 @@ pub(crate) struct Trained {
 }
 
 impl Llama {
-    /// Returns the model with these arrays in place of its weights and updates. The arrays are
-    /// converted to the types of the model.
+    /// Returns the model with these arrays in place of its weights and updates. The arrays, except
+    /// DoRA's `P.m`, are converted to the types of the model.
     pub(crate) fn trained(&self, trained: &Trained) -> Result<Self> {
         let mut model = self.map(&mut |_| Ok(()))?;
         let dtype = self.dtype();

@@ -26,7 +26,7 @@ struct Example {
     from: usize,
 }
 
-/// The tokens of the texts in a JSONL file, ordered by the length of the texts.
+/// The tokens of the texts in a JSONL file. Texts with fewer tokens come first.
 pub struct Dataset {
     examples: Vec<Example>,
     hash: u64,

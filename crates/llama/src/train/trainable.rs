@@ -168,7 +168,8 @@ impl Trainable {
         Ok(parameters)
     }
 
-    /// Returns the model with these parameters. They are converted to the types of the model.
+    /// Returns the model with these parameters. They are converted to the types of the model,
+    /// except DoRA's norms of the rows.
     ///
     /// # Errors
     ///

@@ -1,7 +1,8 @@
-//! Reserves address space for one dispatch. Every binding gets a slot of 32 GiB of addresses, with
-//! its data in the middle. An access whose index is wrong by less than half a slot stays in the
-//! slot, so the slot identifies the buffer. If two bindings share memory, the memory is mapped
-//! twice. Then the bindings share the contents, but have separate bounds and counters.
+//! Reserves address space for one dispatch. Every binding gets a slot of 32 GiB of addresses, and
+//! its data begin in the middle of the slot. An address less than half a slot before or after the
+//! first byte is in the slot, so the slot identifies the buffer even if an index is wrong. If two
+//! bindings share memory, the memory is mapped twice. Then the bindings share the contents, but
+//! have separate bounds and counters.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

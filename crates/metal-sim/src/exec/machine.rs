@@ -140,7 +140,7 @@ impl Machine {
     }
 
     /// Returns the address of a threadgroup variable, and binds its memory at the first call.
-    /// Returns `None` if no memory is left.
+    /// Returns `None` if no slot or no memory is left.
     pub(super) fn variable(&mut self, key: usize, bytes: usize, name: &str) -> Option<usize> {
         if let Some(known) = self.variables.iter().find(|known| known.key == key) {
             return Some(known.address);

@@ -246,7 +246,7 @@ impl Memory {
         true
     }
 
-    /// Hashes the bytes of buffers that the dispatch has written.
+    /// Hashes the bytes that the dispatch has written in buffers.
     pub(super) fn hash_stored(&self, hasher: &mut impl Hasher) {
         for region in self.regions[..THREADGROUP_SLOTS].iter().flatten() {
             // SAFETY: the region is mapped, and no kernel runs.

@@ -134,8 +134,8 @@ pub(super) struct Cell {
     /// own thread, but may race with the load by the other thread.
     pub(super) read: Stamp,
     pub(super) other_read: Stamp,
-    /// The last atomic access. An atomic access races with plain accesses, but not with other
-    /// atomic accesses.
+    /// The last atomic access. A read does not replace another thread's write if no barrier is
+    /// between them. An atomic access races with plain accesses, but not with atomic accesses.
     atomic: Stamp,
 }
 

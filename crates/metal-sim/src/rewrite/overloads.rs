@@ -1,5 +1,5 @@
-//! Removes declarations that differ only in address spaces. They would collide, since the rewriter
-//! drops address spaces.
+//! Removes declarations that differ from another one only in address spaces. The two would collide,
+//! since the rewriter drops address spaces.
 
 use std::collections::HashSet;
 
