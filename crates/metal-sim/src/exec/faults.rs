@@ -1,5 +1,5 @@
-//! Collects faults. Faults with the same type and place are kept once and counted. The source lines
-//! of faults are looked up at the end.
+//! Collects faults. Faults with the same type, place and detail (such as the buffer) are kept once
+//! and counted. The source lines of faults are looked up at the end.
 
 use std::collections::HashMap;
 

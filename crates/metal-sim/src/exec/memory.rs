@@ -156,8 +156,9 @@ impl Memory {
         unsafe { std::ptr::write_bytes(address as *mut u8, self.junk, bytes) };
     }
 
-    /// Checks and counts an access to `slot`, and calls `report` for each fault. Returns whether
-    /// the access may happen.
+    /// Checks and counts an access to `slot`, and calls `report` for its faults. If several bytes
+    /// race or are uninitialized, only one such fault is reported. Returns whether the access may
+    /// happen.
     #[inline(always)] // this function takes 30 to 40 % of a dispatch
     pub(super) fn access(
         &mut self,

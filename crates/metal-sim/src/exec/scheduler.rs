@@ -88,7 +88,7 @@ impl Ready {
         Ready { queue: VecDeque::new(), schedule, random: seed }
     }
 
-    /// splitmix64
+    /// Returns a random number below `bound`, from the generator splitmix64.
     fn below(&mut self, bound: usize) -> usize {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut bits = self.random;

@@ -161,8 +161,8 @@ impl Machine {
     }
 
     /// Executes a fence, with Metal's values of `mem_flags`, `memory_order` and `thread_scope`. A
-    /// fence that does not include device memory, or whose scope is not the device, is ignored,
-    /// since it orders less than the threadgroup's barriers.
+    /// fence that does not include device memory, or whose scope is not the device, is ignored, so
+    /// accesses that only such a fence orders are reported as races.
     pub(super) fn fence(&mut self, flags: u32, order: u32, scope: u32, site: usize) {
         self.step(site, order as usize);
         if flags & MEM_DEVICE == 0 || scope != DEVICE_SCOPE {
