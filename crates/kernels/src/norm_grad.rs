@@ -46,7 +46,7 @@ pub struct NormGrad {
 /// The largest number of parts into which the rows are split. Each part is summed, then the sums
 /// of the parts are added, so that the results do not depend on the number of threads.
 const PARTS: usize = 64;
-/// The fewest rows in a part, and the largest number of rows that are computed together.
+/// The fewest rows in a part except the last, and the most rows that are computed together.
 const PART_ROWS: usize = 8;
 
 /// How many bytes of rows the nearest cache keeps (`NEAREST`), and how many bytes of all arrays the
@@ -146,7 +146,7 @@ impl<T: Float> Kernel for Rows<'_, T> {
                     let rows = row..end.min(row + together);
                     let (weighted, centered) = (!call.weight.is_null(), call.centered);
                     let form = Form { weighted, centered, affine: call.affine };
-                    // Each of these forms is a constant, so the compiler removes unused code.
+                    // The forms in capital letters are constants, so the compiler removes code.
                     match (weighted, centered) {
                         _ if V::SMALL => self.job.rows::<V>(form, rows, sums),
                         _ if form.affine => self.job.rows::<V>(AFFINE, rows, sums),
@@ -262,8 +262,8 @@ impl<T: Float> Job<T> {
         }
     }
 
-    /// Adds `(x - middle)^2`, h and `(x - middle) * h` of `count` elements from `at` on to the
-    /// sums.
+    /// Adds `(x - middle)^2`, h (only if the mean is subtracted) and `(x - middle) * h` of `count`
+    /// elements from `at` on to the sums.
     #[inline(always)]
     unsafe fn sum<V: F32x16>(
         &self,
@@ -348,7 +348,7 @@ impl<T: Float> Job<T> {
                     if !call.added.is_null() {
                         y = y + T::load_mixed_block(call.added.cast::<T>().add(place), count);
                     }
-                    // Add even if the sums are not wanted, since a branch here takes longer.
+                    // Add even if the weight's sums are not wanted: a branch would take longer.
                     of_weight[block] = gradient.mul_add(n, of_weight[block]);
                     if form.centered || sums[1].is_some() {
                         of_bias[block] = of_bias[block] + gradient;

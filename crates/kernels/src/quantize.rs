@@ -327,8 +327,9 @@ unsafe fn extremes<V: F32x16, T: Float>(x: *const T, count: usize) -> (V, V) {
     (least, most)
 }
 
-/// Computes the scale and the bias of a group. The bias is the extreme with the larger magnitude.
-/// The scale is chosen so that zero has a code.
+/// Computes the scale and the bias of a group. The bias is the extreme with the larger magnitude,
+/// or 0 if the magnitude of this extreme is at most half of `LEAST`. The scale is chosen so that
+/// zero has a code.
 #[inline(always)]
 pub fn scale_and_bias(low: f32, high: f32, top: f32) -> (f32, f32) {
     const LEAST: f32 = 1e-7;

@@ -21,7 +21,7 @@ pub enum Reduction {
 /// The number of elements in a piece of a long row. Neither the pieces nor the result depend on the
 /// number of threads.
 pub const PIECE: usize = 16_384;
-/// If there are at least this many rows, rows are not split, since every thread has some.
+/// If there are at least this many rows, rows are not split, since up to 64 threads have some then.
 const MANY_ROWS: usize = 64;
 
 /// Whether the rows are long and few, so that several threads share each row.

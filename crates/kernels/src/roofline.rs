@@ -16,7 +16,7 @@ const AHEAD: usize = 4096;
 /// The number of multiply-adds that each accumulator performs in one item of a job.
 const STEPS: usize = 1024;
 
-/// Copies as many bytes as both slices have. Copies that are larger than the caches use streaming
+/// Copies as many bytes as both slices have. Copies of at least `CACHES` bytes use streaming
 /// stores. The speed is a bound for kernels that read their input once and write their output once.
 pub fn copy(from: &[u8], to: &mut [u8]) {
     const CACHES: usize = 32 << 20;
@@ -118,7 +118,7 @@ impl Kernel for Read<'_> {
     }
 }
 
-/// Multiplies and adds in registers, for about ten microseconds on every thread in each of `rounds`
+/// Multiplies and adds in registers, for a few microseconds on every thread in each of `rounds`
 /// rounds. Returns the number of floating-point operations. The caller divides it by the time to
 /// get a bound for matrix products. With `pairs`, multiplies pairs of bf16 by a dot-product
 /// instruction, if the machine has one.

@@ -41,7 +41,8 @@ pub struct AppendShape {
     pub forward: bool,
     /// A factor for the positions.
     pub scale: f32,
-    /// A factor for the rotated features, which is applied before the rotation.
+    /// A factor for the features that are rotated. The forward pass applies it before the rotation,
+    /// the backward pass after it.
     pub multiplier: f32,
 }
 
@@ -61,8 +62,8 @@ impl AppendShape {
 }
 
 /// Writes the queries, keys and values of `qkv`, `[batch, time, heads, head_dim]`, to their rows of
-/// `out`, and rotates queries and keys as [`rope`](super::rope) does. Skips positions outside the
-/// capacity.
+/// `out`, and rotates queries and keys as [`rope`](super::rope) does. Skips keys and values outside
+/// the capacity, and the queries of steps that have more than [`QUERY_POSITIONS`] positions.
 ///
 /// In the backward pass, `state` is the cotangent of the new state. `qkv` receives the derivatives
 /// of the step. `out` receives the derivatives of the old state: the cotangent, with zeros in the

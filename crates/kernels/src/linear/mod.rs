@@ -1,5 +1,6 @@
-//! Computes `act(x · wᵀ + bias) + residual`. With [`RowOrder::Tokens`] it uses dot products, unless
-//! x or w is stored transposed. With [`RowOrder::Prompt`] it uses tiles.
+//! Computes `act(x · wᵀ + bias) + residual`. In the order [`RowOrder::Tokens`], if neither x nor w
+//! is stored transposed, the outputs are dot products, and the lanes of a vector run along a row.
+//! In all other cases each lane is a different output.
 
 pub mod arithmetic;
 mod columns;
@@ -78,8 +79,8 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
         if tokens && !call.columns && !call.turned {
             return gemv::gemv(machine, extents, x, w, &finish);
         }
-        // The function `columns` adds up in the same order as tiles of f32, so calls with more
-        // rows can use tiles.
+        // The function `columns` adds up in the same order as `product` with f32 factors, so calls
+        // with more rows can use `product`.
         if tokens && call.m <= FEW_ROWS && !call.turned {
             return columns::columns(machine, extents, x, w, &finish);
         }

@@ -43,8 +43,8 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
             // SAFETY: the caller's contract; `to` has room for each row, padded to full blocks.
             unsafe { machine.level.run(Lay::<A, T> { x, extents, rows, to, factors: PhantomData }) }
         });
-        // At best, a core reads two bytes from memory in a tenth of a nanosecond. Every four rows
-        // of x take as long as this read.
+        // At best, a core reads two bytes from memory in a tenth of a nanosecond. For every four
+        // rows of x, the products with an element of w take as long as the read of this element.
         let work = LANES * k * size_of::<T>() / 2 * m.div_ceil(4);
         machine.pool.for_each(n.div_ceil(LANES), work, &|blocks| {
             let (x, w) = (banded.get().cast_const(), w.get().cast_const());
@@ -69,8 +69,8 @@ fn place(block: usize, blocks: usize) -> usize {
     first + within % SUMS * steps + within / SUMS
 }
 
-/// Lays out rows of x in bands. For each block of words, the blocks of all rows of a band are
-/// contiguous.
+/// Lays out rows of x in bands. Each row is split into blocks of sixteen 32-bit words (see
+/// [`Arithmetic`]). The blocks that have the same position in the rows of a band are contiguous.
 struct Lay<A, T> {
     x: *const T,
     extents: Extents,
@@ -184,8 +184,9 @@ impl<A: Arithmetic, T: Float> Several<'_, A, T> {
         }
     }
 
-    /// Writes the blocks `at..at + here` of a row of w, [`COLUMNS`] blocks apart, and prefetches
-    /// the elements that are unpacked next.
+    /// Unpacks the blocks `at..at + here` of a row of w to `to`, in the order of [`place`]. In
+    /// `to` they are [`COLUMNS`] blocks apart, since the blocks of other rows of w lie between
+    /// them. Also prefetches the elements that are unpacked next.
     #[inline(always)]
     unsafe fn unpack<V: F32x16>(&self, row: usize, (at, here): (usize, usize), to: *mut f32) {
         let Extents { n, k, .. } = self.extents;

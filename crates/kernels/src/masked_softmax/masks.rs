@@ -95,8 +95,9 @@ impl<'a, E: Copy> Staged<'a, E> {
     }
 }
 
-/// The effect of a mask on the scores `at..at + count` of its row, where `count` is at most
-/// sixteen. The lanes have the order of [`Float::load_mixed_block`].
+/// The effect of a mask on the scores `at..at + count` of its row, counted from the first key that
+/// the row sees. `count` is at most sixteen. The lanes have the order of
+/// [`Float::load_mixed_block`].
 ///
 /// # Safety
 /// For both methods the row's mask covers these scores.

@@ -28,7 +28,7 @@ pub struct Read {
 
 /// A description of the memory that the next job reads.
 pub struct Coming {
-    /// The number of descriptions so far.
+    /// How many times [`copy`](Coming::copy) has set this description.
     number: AtomicUsize,
     /// The number of the last description whose memory [`of_caller`](Coming::of_caller) returned.
     of_caller: AtomicUsize,
@@ -48,7 +48,7 @@ impl Coming {
     }
 
     /// Describes a job with `items` items for `threads` threads. Keeps only the first [`MOST`]
-    /// reads.
+    /// reads, and does not change the number of the description.
     pub fn set(&self, items: usize, threads: usize, reads: impl Iterator<Item = Read>) {
         let none = Read { address: 0, bytes_of_item: 0, items: 0..0 };
         store(&self.items, items);

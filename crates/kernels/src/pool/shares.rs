@@ -103,8 +103,8 @@ pub struct Share(AtomicU64);
 const LAST: u32 = 16;
 const TAKEN: u32 = 8;
 const RUNNING: u64 = (1 << TAKEN) - 1;
-/// If a share has fewer units than this, a thread takes half of the units that are left, otherwise
-/// a quarter.
+/// If a share has fewer units than this, its thread takes half of the units that are left at a
+/// time, otherwise a quarter.
 const MANY_UNITS: usize = 16;
 
 impl Share {

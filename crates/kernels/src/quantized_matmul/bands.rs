@@ -1,7 +1,8 @@
 //! Products of packed weights with several rows of x. A band is a few rows of x that are multiplied
 //! together, and a chunk is sixteen lanes of packed weights. The kernel decodes the weights of a
-//! chunk in registers, once for a few rows of a band, while the part of x for this chunk is in the
-//! level-one cache. Every product is added up in the order of [`Dots::dot`].
+//! chunk in registers, once for a few rows of a band ([`chunk`]), or into a buffer, once for all
+//! rows ([`decoded`]). Meanwhile the part of x for this chunk is in the level-one cache. Every
+//! product is added up in the order of [`Dots::dot`].
 
 mod chunk;
 mod decoded;

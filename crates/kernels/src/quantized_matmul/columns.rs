@@ -17,8 +17,8 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 /// A way to multiply rows of packed weights with prepared rows of x.
 pub(super) trait Dots: Sized {
     const BITS: usize;
-    /// Whether the scale and bias of each group have the element type of the call. Otherwise a
-    /// group has a scale of one byte.
+    /// Whether each group has a scale and a bias of the element type of the call, or of f32 for
+    /// K-quants. Otherwise a group has a scale of one byte.
     const AFFINE: bool;
     /// The element type of the call, if these products support only one type.
     const ELEMENT: Option<Element> = None;

@@ -43,7 +43,7 @@ pub(super) const fn support<T: Float, F: Format>() -> bool {
     F::AFFINE && F::BITS.is_power_of_two() && size_of::<T>() == 2
 }
 
-/// The number of rows and the number of words in a tile of x.
+/// The number of rows (one for each digit of a row of x) and of 32-bit words in a tile of x.
 pub(super) fn tile(call: &Call) -> [usize; 2] {
     [DIGITS * call.rows.min(TOKENS), LANES.min(call.group / WORD)]
 }

@@ -42,7 +42,8 @@ impl Scales {
 /// A format of packed weights, in groups that share a scale.
 pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
-    /// Whether a group also has a bias, and its scale has the element type of the call.
+    /// Whether a group has a scale and a bias of the element type of the call, or of f32 for
+    /// K-quants. Otherwise it has only a scale of one byte.
     const AFFINE: bool;
     /// The smallest number of weights in a group, except in K-quants of six bits (16 weights).
     #[cfg(target_arch = "x86_64")]

@@ -29,10 +29,10 @@ use rounded::{BYTES, GROUPS, Rounded, scaled};
 /// Whether a call can use products of bytes and saves time with them. `Mxfp8` cannot, since 8-bit
 /// floats are not integers. `Nvfp4` cannot, since a tile has room for the scales of groups of 16,
 /// but not for biases too. If a CPU adds up products of bytes in sums of sixteen bits, weights can
-/// have at most six bits, since products with larger weights would overflow. Where tile
-/// instructions multiply bf16, bytes are not faster, because their sums are stored and scaled at
-/// the end of each group. With groups of 128, products of bytes took as long as exact products for
-/// 128 rows, and longer for 512 rows. Shorter groups end more often.
+/// have at most six bits, since products with larger weights would overflow. If x is bf16 and the
+/// CPU has tile instructions, bytes are not faster, because their sums are stored and scaled at the
+/// end of each group. With groups of 128, products of bytes took as long as exact products for 128
+/// rows, and longer for 512 rows. Shorter groups end more often.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
     let bytes = machine.level.dots_bytes();

@@ -1,6 +1,7 @@
-//! `x · Wᵀ` with W in MLX's packed layouts. Weights are read once, in place, and decoded in
-//! registers. Groups of weights in a row share a scale and a bias. The scale multiplies the group's
-//! part of the sum, and the bias multiplies the sum of the group's inputs.
+//! `x · Wᵀ` with W in MLX's packed layouts. Weights are read in place, and decoded a few at a time
+//! in registers or into a small buffer. Groups of weights in a row share a scale and a bias. With
+//! few rows of x, the scale multiplies the group's part of the sum, and the bias multiplies the sum
+//! of the group's inputs.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;

@@ -3,9 +3,9 @@
 //! A float32 is the sum of three bf16 numbers, its parts. A code of at most eight bits, minus half
 //! of the range of the codes, is a bf16 number. So the sum of the products of codes in a group is
 //! added up from three products of tiles, beginning with the smallest parts of x. The sum is
-//! multiplied by the scale of the weights, and the bias times the sum of x is added. Only elements
-//! far smaller than the largest one of their row lose bits ([`split`]). All other errors are from
-//! sums in float32.
+//! multiplied by the scale of the weights. Then the sum of x is added, times `bias + scale * half`,
+//! where `half` is half of the range of the codes. Only elements far smaller than the largest one
+//! of their row lose bits ([`split`]). All other errors are from operations in float32.
 //!
 //! Tile instructions treat subnormal numbers as zero. So each row of x is divided by a power of
 //! two, and its sums are multiplied by this power at the end. A row with an infinity or a NaN is
@@ -118,7 +118,7 @@ unsafe fn without_tiles(
     }
 }
 
-/// The number of words of a row in one tile.
+/// The number of words of a row that one tile instruction multiplies.
 fn step(call: &Call) -> usize {
     LANES.min(call.group / PAIR)
 }

@@ -1,6 +1,6 @@
-//! Prepares x once for all rows of weights. Prepared rows are normalized, and their elements are in
-//! the order in which the weights in the lanes of a chunk are decoded. The sum of each group is
-//! stored too.
+//! Prepares x once for all rows of weights. Prepared rows are normalized if the call has a norm,
+//! and their elements are in the order in which the weights in the lanes of a chunk (sixteen lanes
+//! of packed weights) are decoded. The sum of each group is stored too.
 
 use std::cell::Cell;
 use std::thread::LocalKey;

@@ -54,7 +54,7 @@ pub struct Chunk<D> {
     pub dots: PhantomData<D>,
 }
 
-/// The largest number of rows of x in a tile.
+/// The largest number of rows of x that share decoded weights, in one call of `Chunk::tile`.
 pub const fn most<V: F32x16, D: Chunks>() -> usize {
     Part::<V, D>::DECODED_ROWS
 }

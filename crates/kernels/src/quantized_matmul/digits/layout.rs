@@ -19,8 +19,9 @@ pub(super) const fn pair<F: Format>() -> usize {
     2 * F::CHUNK
 }
 
-/// Whether the groups are long enough for these products. Two chunks must consist of complete
-/// groups, and the two words of eight bytes that one lane adds up must belong to the same group.
+/// Whether the groups are long enough for these products: the sixteen bytes of packed weights that
+/// one lane adds up must belong to the same group. Two chunks have complete groups in any case,
+/// since MLX's groups have at most 128 weights.
 pub(super) const fn is_whole(group: usize, bits: u32) -> bool {
     group * bits as usize >= 2 * 64
 }

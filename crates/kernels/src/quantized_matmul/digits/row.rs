@@ -1,4 +1,4 @@
-//! Products of one row of x, which is split into signed bytes (the digits). Each vector has a
+//! Products of one row of x, which is split into signed bytes (the digits). A vector of sums has a
 //! quarter for each of four rows of weights. The integers in the lanes of a group are added up
 //! before they are scaled, so that the sums equal the sums of tiles.
 
@@ -29,7 +29,7 @@ pub(super) unsafe fn multiply<V: F32x16, T: Float, F: Format>(
     to: *mut [f32; LANES],
 ) {
     let types = PhantomData::<(T, F)>;
-    // SAFETY: the caller's contract. A lane adds up words of two chunks, and `is_whole` allows only
+    // SAFETY: the caller's contract. Sixteen lanes add up two chunks, and `is_whole` allows only
     // these numbers of lanes for a group.
     unsafe {
         match first.group / F::PER_LANE / 2 {

@@ -171,8 +171,8 @@ fn place(at: usize, positions: usize) -> usize {
     let of_weights = at >> shift;
     let (word, within) = (of_weights / 8 % 8, of_weights % 8);
     let (pair, second) = (at & !(((2 * BYTES) << shift) - 1), of_weights / BYTES % 2);
-    // One vector alternates between the even words of the two chunks, and another vector between
-    // the odd words.
+    // One vector alternates between the even words (of eight bytes) of the two chunks, and another
+    // vector between the odd words.
     pair + ((word % 2 * BYTES) << shift) + ((word & 6) + second) * 8 + within
 }
 

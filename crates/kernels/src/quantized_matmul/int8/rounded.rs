@@ -51,8 +51,8 @@ impl Rounded {
         unsafe { [V::load(self.scales(panel, group)), V::load(self.sums(panel, group))] }
     }
 
-    /// Scales the totals of a group and adds them to `sums`. The scales of a tile's rows are
-    /// [`STRIDE`] apart.
+    /// Scales the totals of a group and adds them to `sums`, which the first group of a row
+    /// overwrites. The scales of a tile's rows are [`STRIDE`] apart.
     ///
     /// # Safety
     /// The scales, the panels and the group exist; `sums` has sixteen floats for each panel.

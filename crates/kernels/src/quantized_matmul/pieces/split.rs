@@ -34,13 +34,13 @@ pub struct Split {
 unsafe impl Sync for Split {}
 
 impl Split {
-    /// The number of floats that the parts of a call take.
+    /// The number of floats that the three arrays take for the x of a call.
     pub fn floats(call: &Call) -> usize {
         let panels = call.rows.div_ceil(LANES);
         panels * LANES * (call.axis / PAIR * PIECES + call.axis / call.group + 1)
     }
 
-    /// Lays out the parts of a call's x in `room`, with tiles of `step` words.
+    /// Lays out the three arrays for the x of a call in `room`, with tiles of `step` words.
     pub fn new(call: &Call, room: *mut f32, step: usize) -> Self {
         let (k, panels) = (call.axis, call.rows.div_ceil(LANES));
         let sums = room.wrapping_add(panels * LANES * (k / PAIR * PIECES));
