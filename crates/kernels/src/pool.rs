@@ -55,7 +55,7 @@ const WOKEN: usize = 3;
 /// The number of ranges for each thread in the result of [`Pool::ranges`].
 const RANGES_PER_THREAD: usize = 4;
 
-/// The largest number of threads in a pool, more than the cores of any machine.
+/// The largest number of threads in a pool, enough for the cores of almost any machine.
 pub const MAX_THREADS: usize = 1024;
 
 static CURRENT: OnceLock<&Pool> = OnceLock::new();

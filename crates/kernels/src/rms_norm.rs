@@ -80,7 +80,8 @@ impl<T: Float> Kernel for RmsNorm<T> {
     }
 }
 
-/// Returns `1 / sqrt(mean(x²) + eps)`. All kernels that normalize by the root mean square call it.
+/// Returns `1 / sqrt(mean(x²) + eps)`. Every kernel that computes an RMS norm calls it; the kernel
+/// of the gradient (`norm_grad`) does not.
 ///
 /// # Safety
 /// `x` is readable for `axis` elements.

@@ -167,7 +167,7 @@ impl Bands<'_> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x.
+/// Multiplies `count` rows of weights, in blocks of sixteen, with a band of rows of x.
 ///
 /// # Safety
 /// The machine has the features of the vectors, and the contract of [`Dots::dot`] holds for each of
@@ -189,8 +189,8 @@ unsafe fn multiply<V: F32x16, D: Dots>(
     }
 }
 
-/// The sums of [`BLOCKS`] blocks of columns, one block after another. A block has sixteen columns
-/// for each row of a band.
+/// Room for the sums of blocks of columns, one block after another. A block has sixteen columns for
+/// each row of a band. Bands of K-quants are so short that there is room for eight blocks.
 type Sums = Lines<{ BLOCKS * MOST_ROWS * LANES }>;
 
 /// Finishes columns of a band of rows and writes them.
@@ -230,7 +230,7 @@ impl<T: Float> Kernel for Write<'_, T> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks of sixteen, with row `m` of x.
+/// Multiplies `count` rows of weights, in blocks of sixteen, with row `m` of x.
 /// [`Band`] is a separate kernel: if one function did the work of both, the compiler would load
 /// constants again for each chunk of weights.
 struct Row<'a, D> {
@@ -257,7 +257,7 @@ impl<D: Dots> Kernel for Row<'_, D> {
     }
 }
 
-/// Multiplies `count` rows of weights, at most [`BLOCKS`] blocks, with several rows of x.
+/// Multiplies `count` rows of weights, in blocks of sixteen, with several rows of x.
 struct Band<'a, D> {
     operands: Operands<'a>,
     count: usize,

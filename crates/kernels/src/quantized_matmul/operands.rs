@@ -8,8 +8,9 @@ use super::{Call, Mode, Weights};
 use crate::element::Element;
 use crate::simd::{LANES, prefetch_far};
 
-/// The number of blocks of sixteen columns that one call of `Kind::multiply` computes. A
-/// call computes several blocks, since the call itself takes about 60 ns (Zen 4).
+/// The largest number of blocks of sixteen columns that one call of `Kind::multiply` computes, or
+/// eight blocks with K-quants of short rows. A call computes several blocks, since the call itself
+/// takes about 60 ns (Zen 4).
 pub(super) const BLOCKS: usize = 7;
 /// The largest number of rows of x in any band. One pass over the weights multiplies all rows of a
 /// band.
@@ -102,7 +103,7 @@ pub(super) struct Kind {
     pub element: Option<Element>,
     /// The largest number of rows of x in a band.
     pub band: usize,
-    /// Multiplies rows of weights, at most [`BLOCKS`] blocks, with a band of rows of x. It writes
-    /// block after block, sixteen columns for each row of the band.
+    /// Multiplies rows of weights, in blocks of sixteen, with a band of rows of x. It writes block
+    /// after block, sixteen columns for each row of the band.
     pub multiply: unsafe fn(Operands, usize, Range<usize>, *mut [f32; LANES]),
 }

@@ -7,7 +7,8 @@ use super::avx512bf16::Lookup;
 use super::format::{Format, Scales};
 use crate::simd::{F32x16, LANES};
 
-/// Whether [`unpack`] supports the format: groups are full vectors of bf16.
+/// Whether [`unpack`] supports the format: groups are full vectors of bf16, except in K-quants of
+/// six bits, for which the caller checks the length of groups.
 pub(super) const fn unpacks<F: Format>() -> bool {
     F::LEAST_GROUP == 2 * LANES
 }
