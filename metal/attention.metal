@@ -1,10 +1,10 @@
 #include "attention_matrix.h"
 #include "attention_vector.h"
 
-// The names of kernels. vector: for up to 1, 4 or 8 rows, and up to 64, 128 or 256 features.
-// matrix: for any number of rows with exactly this number of contiguous features, and no mask.
-// matrix_any: for up to this number of features with any stride, with or without a mask. q4 and q8
-// read quantized keys and values.
+// The names of kernels. vector: for blocks of up to 1, 4 or 8 rows, and up to 64, 128 or 256
+// features. matrix: for any number of rows with exactly this number of contiguous features, and no
+// mask. matrix_any: for up to this number of features with any stride, with or without a mask. q4
+// and q8 read quantized keys and values.
 #define ATTENTION_VECTOR_KERNELS(NAME, DTYPE, T, BITS)                                   \
   MLXP_KERNEL("mlxp_attention_vector_64_1" NAME DTYPE, attention_vector<T, BITS, 1, 2>)  \
   MLXP_KERNEL("mlxp_attention_vector_64_4" NAME DTYPE, attention_vector<T, BITS, 4, 2>)  \

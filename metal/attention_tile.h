@@ -16,9 +16,9 @@ METAL_FUNC uint first_copied(uint thread_index) {
 }
 
 /**
- * Copies contiguous rows of FEATURES elements to a tile, with zeros past their end. Each thread
- * copies parts of the row that begins at `from`, then of every `threads / OF_ROW`th row after it.
- * The threads of a row take its parts in turn.
+ * Copies `count` rows of FEATURES contiguous elements to a tile, with zeros after these rows. Each
+ * thread copies quads of the row that begins at `from`, then of every `threads / OF_ROW`th row
+ * after it. OF_ROW threads copy a row, and take its quads in turn.
  */
 template <typename T, uint FEATURES>
 METAL_FUNC void load_plain_tile(

@@ -51,8 +51,8 @@ struct NormGradStats {
 
 /**
  * The gradient of x in a row. A thread keeps all quads that it reads of a row, at most KEPT; if
- * KEPT is 0, it reads them again for each sum. With SUMS it also adds its elements' terms to the
- * gradients of the weight and of the bias.
+ * KEPT is 0, it reads them again in each loop over the row. With SUMS it also adds its elements'
+ * terms to the gradients of the weight and of the bias.
  */
 template <typename T, bool CENTERED, uint KEPT, bool SUMS>
 METAL_FUNC NormGradStats write_row(

@@ -182,10 +182,10 @@ struct OfBlock {
 };
 
 /**
- * The groups of a block of 256 weights share 20 bytes: two halves, which multiply the scales and
- * the biases, then sixteen integers. With 6 bits, these integers are the scales of sixteen groups,
- * plus 128, and the codes have the offset 32. With other bits, the integers are the scales, then
- * the biases, of eight groups.
+ * The groups of a block of 256 weights share 20 bytes: two floats of 16 bits, which multiply the
+ * scales and the biases, then sixteen integers. With 6 bits, these integers are the scales of
+ * sixteen groups, plus 128, and the codes have the offset 32. With other bits, the integers are the
+ * scales, then the biases, of eight groups.
  */
 template <typename T, uint BITS>
 struct Scales<T, BITS, K_QUANTS> {

@@ -2,7 +2,7 @@
 #include "rope_append.h"
 #include "rope_turn.h"
 
-/** The state's row for a head's vector at position `time`, or `rows` if it is not stored. */
+/** The state's row for a head's vector at index `time` of a step, or `rows` if it is not stored. */
 METAL_FUNC uint state_row(uint head, uint time, int slot, constant RopeAppendParams& params) {
   if (head < params.heads) {
     return head * params.length + time;

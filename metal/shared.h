@@ -3,7 +3,7 @@
 // Constants that the kernels and their launch plans share, read by C++ and by Metal.
 
 // The number of elements that a thread loads at a time. CUDA also compiles some kernels with 8, for
-// launches in which all rows have a multiple of 8 elements.
+// launches in which all rows have a multiple of 8 elements, of 16 bits each.
 #ifndef MLXP_READS
 #define MLXP_READS 4
 #endif

@@ -197,10 +197,10 @@ def conformance(op: Kernel, *inputs: mx.array, tolerance: float | None = None) -
         print(conformance(square, mx.random.normal((33, 7))))
 
     The kernel runs on the GPU, or in the simulator, which runs the given inputs in three orders of threads: forward,
-    reversed and shuffled. The checks compare its results with the results of `cpu` for four kinds of inputs: the given
-    inputs; each input spaced, transposed and reversed in memory, where the bits must not change; inputs with NaN,
-    infinities and large numbers; and inputs under `mx.vmap`. They also compare the gradient of each floating input with
-    a difference of values of `cpu` in float64.
+    reversed and shuffled. The checks compare its results with the results of `cpu` for the given inputs, for inputs
+    with NaN, infinities and large numbers, and for inputs under `mx.vmap`. With each input spaced, transposed and
+    reversed in memory, the results must have the same bits as for the given inputs. The checks also compare the
+    gradient of each floating input with a difference of values of `cpu` in float64.
 
     `tolerance` is the largest allowed error, as a fraction of the largest value. The default is 1e-5 in float32, 4e-3
     in float16 and 3e-2 in bfloat16.

@@ -162,8 +162,8 @@ def kernel(
     types of the outputs. It also gives the derivatives, unless `vjp(primals, cotangents, outputs)` returns the
     gradients of all inputs, as for an `mx.custom_function`.
 
-    Under `mx.vmap` the kernel is launched for each entry. Inside `simulate`, it runs in a simulator on the CPU. It is
-    also built to run on a Mac's GPU and, by a library with CUDA, on an NVIDIA GPU, but has not run on either GPU yet.
+    Under `mx.vmap` the kernel is launched for each entry. Inside `simulate`, it runs in a simulator on the CPU. With a
+    library that has CUDA, it runs on an NVIDIA GPU. It is also built to run on a Mac's GPU, but has not run there yet.
     Inputs that are not row-contiguous are copied first, unless `ensure_row_contiguous` is False.
     """
     return Kernel(

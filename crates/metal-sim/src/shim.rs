@@ -37,8 +37,8 @@ const HEADERS: &[(&str, &str)] = embedded![
     "simd/simd.h",
 ];
 
-/// The names of Apple's headers. Here each of these headers includes `metal_stdlib`, which contains
-/// everything.
+/// The names of Apple's headers, without their prefix `metal_`. Here each of these headers includes
+/// `metal_stdlib`, which contains everything.
 const FORWARDS: [&str; 28] = [
     "array",
     "atomic",
@@ -74,7 +74,7 @@ const FORWARD: &str = "#pragma once\n#include <metal_stdlib>\n";
 
 pub(crate) const RUNTIME: &str = include_str!("../runtime/runtime.cpp");
 
-/// The text of all embedded files, for the cache's key.
+/// The texts of all embedded files, and the names of [`FORWARDS`], for the cache's key.
 pub(crate) fn contents() -> impl Iterator<Item = &'static str> {
     HEADERS.iter().map(|(_, text)| *text).chain(FORWARDS).chain([RUNTIME])
 }

@@ -1,5 +1,5 @@
-//! Tests kernels in which the last threadgroup adds the values that the other threadgroups stored.
-//! Fences around an atomic counter order these accesses.
+//! Tests fences around atomic operations, which order the accesses of different threadgroups. In
+//! most of these kernels, the last threadgroup adds the values that all threadgroups stored.
 #![cfg(target_os = "linux")]
 
 mod common;

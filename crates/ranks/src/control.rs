@@ -169,8 +169,8 @@ impl Control {
         }
     }
 
-    /// Ends this process because of another rank, after telling the other ranks the reason. Does
-    /// nothing if this process is ending already.
+    /// Ends this process because another rank fails, or because a wait of this process exceeded its
+    /// limit. First tells the other ranks the reason. Does nothing if this process already ends.
     fn end(&self, reason: &str) {
         let mut ending = lock(&self.ending);
         if !std::mem::replace(&mut *ending, true) {

@@ -7,12 +7,13 @@ use mlx_primitives_llama::{Config, base::Axis};
 
 use super::scheme::Scheme;
 
-/// The kernels' blocks begin at multiples of this number of rows. The ranks' parts begin at such
-/// multiples too, if there are at least four times this number of rows per rank on average.
+/// The kernels compute blocks of rows, which begin at multiples of this number. The ranks' parts
+/// begin at such multiples too, if there are at least four times this number of rows per rank on
+/// average.
 const UNIT: i32 = 32;
 
 /// The range of each axis that each rank holds. If the scheme does not divide an axis, every rank
-/// holds the complete axis.
+/// holds the complete axis, except that in a pipeline only rank 0 holds the complete vocabulary.
 pub(super) struct Cuts {
     pub scheme: Scheme,
     pub rank: usize,

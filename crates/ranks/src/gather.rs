@@ -41,7 +41,8 @@ impl Group {
     ///
     /// Returns an error for the causes that [`Group::all_sum`] lists, if `lengths` does not have
     /// one entry above 0 for each rank, or if this rank's entry is not the length of the last axis
-    /// of `x`.
+    /// of `x`. In a ring on CPUs, also returns an error for a type other than float32, float16,
+    /// bfloat16 and uint32.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};

@@ -6,8 +6,8 @@ pub enum Scheme {
     /// of every matrix, and some key heads with their keys and values. A rank computes its features
     /// of an activation, and then all ranks gather all features. The ranks do not sum partial
     /// results: a single rank computes each dot product completely, in the same order as one
-    /// process. For a decoded token, the ranks gather four times in each layer, once for the
-    /// embedding and once for the logits.
+    /// process. For a decoded token, the ranks gather four times in each layer, and also once for
+    /// the embedding and once for the logits.
     #[default]
     Gather,
     /// The results equal the results of one process bit for bit. Each rank holds complete layers,

@@ -105,7 +105,7 @@ def _replace_in(name: str) -> None:
 
 
 def patch() -> None:
-    """Makes `mlx.core.fast`, `mlx.nn` and `mlx_lm` use the ops of this package for the calls that the ops support.
+    """Makes `mlx.core`, `mlx.nn` and `mlx_lm` use the ops of this package for the calls that the ops support.
 
     Modules of mlx-lm that are imported after this call are patched when they are imported. A second call does nothing.
     """

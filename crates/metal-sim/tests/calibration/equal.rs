@@ -1,6 +1,7 @@
 //! Runs MLX's kernels twice in the same executor: as Apple compiled them, and compiled from source
-//! with the shim (this crate's Metal headers). The results must agree in every bit, and both
-//! kernels must read and write the same number of bytes of each tensor.
+//! with the shim (this crate's Metal headers). The results must agree in every bit. Both kernels
+//! must read and write the same number of bytes of each tensor, and run the same number of barriers
+//! and SIMD operations.
 
 use std::collections::BTreeMap;
 

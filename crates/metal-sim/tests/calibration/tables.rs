@@ -1,5 +1,6 @@
-//! Compares two tables of each kernel's arguments. The rewriter makes one table from the source,
-//! and Apple's compiler has stored the other table in the metadata of AIR.
+//! Compares two tables of each kernel's arguments. This crate's rewriter, which turns Metal into
+//! C++, makes one table from the source. Apple's compiler has stored the other table in the
+//! metadata of AIR.
 
 use metal_sim::KernelInfo;
 

@@ -1,9 +1,9 @@
 //! The table of lints, each with the mistakes that it finds.
 
-/// A rule of Apple's front end, given as its message and a source with planted mistakes. The
-/// message is from public logs of compilations. If no log is known, a section of the Metal Shading
-/// Language Specification, version 4, takes its place. Each line of the source with a `// !` is a
-/// mistake, and the comment quotes a part of our message.
+/// A rule, given as a message and a source with planted mistakes. The message is from Apple's front
+/// end, in public logs of compilations. If no log is known, a section of the Metal Shading Language
+/// Specification, version 4, takes its place, or a description of a rule that only our check has.
+/// Each line of the source with a `// !` is a mistake. The comment quotes a part of our message.
 pub type Lint = (&'static str, &'static str);
 
 const RESTRICTIONS: &str = "Specification 1.5.4, Restrictions";
