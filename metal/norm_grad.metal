@@ -165,7 +165,8 @@ template <typename T, bool CENTERED, uint KEPT>
   }
 }
 
-/** The gradient of x, and sums over the rows that a threadgroup computes. */
+/** The gradient of x in the rows that a threadgroup computes, and the sums over these rows for the
+ * gradients of the weight and of the bias. */
 template <typename T, bool CENTERED>
 [[kernel]] void norm_grad_rows(
     const device T* x [[buffer(0)]],

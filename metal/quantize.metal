@@ -38,7 +38,8 @@ METAL_FUNC void store_codes(device uchar* packed, uint at, ulong codes) {
   }
 }
 
-/** The scale and the bias of a group with numbers from `low` to `high`; 0 gets an exact code. */
+/** The scale and the bias of a group with numbers from `low` to `high`. If 0 lies between them, it
+ * gets an exact code. */
 METAL_FUNC float2 scale_and_bias(float low, float high, float top) {
   const bool below = abs(low) > abs(high);
   const float range = precise::divide(high - low, top);

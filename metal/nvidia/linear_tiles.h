@@ -9,7 +9,8 @@ struct TileWeights {
   uint4 words[2][LINEAR_TILE_LOADS];
 };
 
-/** Loads the weights of a block of columns, beginning at k, with zeros past the end of the rows. */
+/** Loads a lane's weights of two rows: LINEAR_TILE_LOADS times eight elements, beginning at k, at
+ * k + 32 and so on, with zeros past the end of the rows. */
 template <typename T>
 METAL_FUNC void load_tile_weights(
     thread TileWeights& weights, const device T* const thread* rows, uint k, uint axis) {

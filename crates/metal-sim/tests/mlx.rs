@@ -1,6 +1,6 @@
 //! Tests with MLX's kernels, which Apple's compiler accepts. The lints must find nothing in them.
-//! The kernels of `mlx-primitives` must use only attributes and functions that MLX's kernels use,
-//! or that the specification describes. The shim is this crate's implementation of Metal's headers.
+//! The kernels of `mlx-primitives` must use only attributes, functions and types that MLX's kernels
+//! use, or that [`SPECIFIED`] lists. The shim is this crate's implementation of Metal's headers.
 #![cfg(target_os = "linux")]
 
 mod common;

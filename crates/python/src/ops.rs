@@ -90,8 +90,8 @@ fn activation(kind: i32) -> Option<Activation> {
     }
 }
 
-/// The positions of the tokens: one start for all sequences, or an array with a start for each
-/// sequence.
+/// The positions of the tokens: a number that is the start of all sequences, or an array with one
+/// start for all sequences or a start for each sequence.
 fn offset(position: i32, each: Option<&Array>) -> Offset<'_> {
     each.map_or(Offset::Position(position), Offset::Each)
 }

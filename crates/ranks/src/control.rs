@@ -20,7 +20,8 @@ use mlx_primitives::{Error, Result};
 const SLICES: u32 = 4;
 /// The maximum number of bytes of messages that wait to be read.
 const INBOX: usize = 64 << 20;
-/// How long a failing rank waits for another rank's reason. The other rank is more often the cause.
+/// How long a failing rank waits for another rank's reason, since the other rank is more often the
+/// cause. Also how long a rank tries to tell the other ranks its reason.
 const VERDICT: Duration = Duration::from_secs(1);
 /// The maximum number of characters that are shown of another rank's reason.
 const REASON: usize = 1000;

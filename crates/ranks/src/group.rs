@@ -223,9 +223,9 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// If the texts are not all equal, returns the same error on every rank. It names `what`, the
-    /// ranks that differ from rank 0, and their texts. Also returns an error for the causes that
-    /// [`Group::gather_text`] lists.
+    /// If the texts are not all equal, returns the same error on every rank. It names `what` and
+    /// the ranks that differ from rank 0, and shows excerpts of the texts of up to eight of them.
+    /// Also returns an error for the causes that [`Group::gather_text`] lists.
     ///
     /// ```
     /// # use mlx_primitives_ranks::{Group, Options};

@@ -40,7 +40,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The addresses of this rank in a ring.
+    /// The addresses of this rank in a ring. With another backend, only rank 0 has an address.
     pub(super) fn own(&self) -> &[String] {
         self.hosts.get(self.rank).map_or(&[], Vec::as_slice)
     }

@@ -6,7 +6,8 @@ from typing import Any, Callable
 
 import mlx.core as mx
 
-#: The errors that an op raises for a call that it does not support.
+#: The errors that an op raises for a call that it does not support. RuntimeError may also be a
+#: failure, which `pass_on` raises again.
 REFUSED = (TypeError, ValueError, RuntimeError)
 _MOST_REASONS = 16
 #: The most rows that the kernels for few rows multiply with packed weights.
