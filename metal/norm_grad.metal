@@ -1,10 +1,10 @@
 #include "norm_grad.h"
 #include "rows.h"
 
-// Let n = (x - m) * r, where r is the reciprocal root mean square and m is the mean, or 0 for RMS
-// normalization. The gradient of x is r * (h - mean(h) - n * mean(h * n)) with h = g * weight. RMS
-// normalization omits mean(h). The gradient of the weight is the sum of g * n over the rows. The
-// gradient of the bias is the sum of g over the rows.
+// Let n = (x - m) * r, where m is the mean, or 0 for RMS normalization, and r is the reciprocal
+// root mean square of x - m. The gradient of x is r * (h - mean(h) - n * mean(h * n)) with h = g *
+// weight. RMS normalization omits mean(h). The gradient of the weight is the sum of g * n over the
+// rows. The gradient of the bias is the sum of g over the rows.
 
 /** A quad of a row: its elements as floats, and zeros beyond the end. */
 template <typename T>

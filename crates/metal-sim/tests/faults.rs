@@ -1,4 +1,5 @@
-//! A small kernel provokes each type of fault, and the report must name its line.
+//! Small kernels provoke each type of fault. If a fault belongs to a line of the kernel, the
+//! report must name this line.
 #![cfg(target_os = "linux")]
 
 mod common;
