@@ -39,7 +39,7 @@ kernel void NAME(const device float* x [[buffer(0)]], device float* y [[buffer(1
 const N: usize = 100;
 const BARRIER: &str = "threadgroup_barrier(mem_flags::mem_threadgroup);";
 
-/// A part of the kernel's text, its replacement, and the types of faults that must be found.
+/// A part of the kernel's text, its replacement, and types of faults, one of which must be found.
 const PLANTED: [(&str, &str, &[FaultKind]); 18] = [
     (BARRIER, ";", &[DataRace]),
     (BARRIER, "threadgroup_barrier(mem_flags::mem_none);", &[DataRace]),

@@ -78,8 +78,8 @@ fn names_of_kernels_and_types() {
     assert_eq!(run(&kernel, &[1.0, 3.0]), [2.0, 6.0]);
 }
 
-/// The rewriter removes kernels and other functions that take textures. A struct whose name begins
-/// like that of a resource stays.
+/// Kernels and other functions that take textures are removed before the compilation. A struct
+/// whose name begins like that of a resource stays.
 #[test]
 fn functions_with_textures_are_left_out() {
     let library = common::library(

@@ -236,8 +236,8 @@ fn names_of_apples_headers() {
     assert_eq!(y, [3.0, 65505.0, f32::INFINITY, f32::MIN]);
 }
 
-/// The rewriter removes kernels that need a missing resource and lists their names. The other
-/// kernels of the source run.
+/// Kernels that need a resource that the simulator lacks are removed before the compilation. The
+/// library lists their names as refused. The other kernels of the source run.
 #[test]
 fn missing_resources_are_named() {
     let library = common::library(

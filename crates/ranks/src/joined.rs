@@ -18,8 +18,8 @@ use mlx_primitives::{Error, Result};
 /// The shortest allowed timeout. A rank sends at least four heartbeats in each timeout.
 const SHORTEST: Duration = Duration::from_millis(100);
 /// A variable for tests. If it is set, ranks open no direct connections, so a gather uses MLX's
-/// ring, as on a GPU. With the value `gathers`, a rank also uses gathers instead of a send to one
-/// rank, as with NCCL.
+/// ring, as on a GPU, and share no GPU memory, so it uses NCCL. With the value `gathers`, a rank
+/// also uses gathers instead of a send to one rank, as with NCCL.
 const TEST_RING: &str = "MLX_PRIMITIVES_TEST_RING";
 /// The oldest version of MLX whose ring notices a lost rank.
 const OLDEST_MLX: [u64; 3] = [0, 32, 1];
@@ -49,7 +49,8 @@ pub(super) struct Joined {
     pub sends: bool,
     pub ranks: Ranks,
     pub messages: Messages,
-    /// The connections for [`Group::gather_last`](super::Group::gather_last).
+    /// The direct connections, for [`Group::gather_last`](super::Group::gather_last) and for the
+    /// sends of a pipeline.
     pub mesh: Option<Mesh>,
     /// The GPU memory that ranks on one machine share for
     /// [`Group::all_gather`](super::Group::all_gather).
