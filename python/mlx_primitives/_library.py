@@ -48,7 +48,7 @@ def _choose(folder, version):
 def _load(path):
     """Loads the library at a path. Its calls hold Python's lock.
 
-    The loader looks up each function of MLX that the library needs only when it is called. MLX for CPUs lacks the
+    The loader looks up a function of MLX only when the library calls it for the first time. MLX for CPUs lacks the
     functions of CUDA, which are then never called. ctypes would look up all functions at once, and fail.
     """
     system = ctypes.CDLL(None)

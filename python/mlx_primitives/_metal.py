@@ -100,7 +100,7 @@ def _value(name: str, value: Any) -> str:
 
 
 class Body:
-    """The body of a kernel. The kernel gets the signature that `mx.fast.metal_kernel` would give it."""
+    """The body of a kernel. It sees its arguments under the names that `mx.fast.metal_kernel` gives them."""
 
     def __init__(
         self,

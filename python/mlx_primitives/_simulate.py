@@ -24,9 +24,9 @@ def can_simulate() -> bool:
 def simulate(function: Callable[[], Any], order: str = "forward") -> Any:
     """Returns the evaluated result of a function, whose kernels run in a simulator on the CPU.
 
-    The simulator checks every load and store, in kernels of `kernel` and of `ops`. It raises RuntimeError for an
-    access outside a buffer, a race between threads, or a read of memory that was not written. `order` is the order of
-    the threads: "forward", "reversed" or "shuffled".
+    The simulator checks every load and store, in kernels of `kernel` and of `ops`. It raises RuntimeError for a fault,
+    such as an access outside a buffer, a race between threads, or a read of memory that was not written. `order` is
+    the order of the threads: "forward", "reversed" or "shuffled".
 
     The simulator compiles kernels with clang 17 or later, or with the clang that `pip install ziglang` installs.
     METAL_SIM_CLANG names a clang++, a zig, or the folder into which pip installed ziglang.

@@ -17,9 +17,9 @@ use mlx_primitives::{Error, Result};
 
 /// The shortest allowed timeout. A rank sends at least four heartbeats in each timeout.
 const SHORTEST: Duration = Duration::from_millis(100);
-/// A variable for tests. If it is set, ranks open no direct connections, so a gather uses MLX's
-/// ring, as on a GPU, and share no GPU memory, so it uses NCCL. With the value `gathers`, a rank
-/// also uses gathers instead of a send to one rank, as with NCCL.
+/// A variable for tests. If it is set, ranks open no direct connections and share no GPU memory, so
+/// every gather uses MLX's ring or NCCL. With the value `gathers`, a rank also uses gathers instead
+/// of a send to one rank, as with NCCL.
 const TEST_RING: &str = "MLX_PRIMITIVES_TEST_RING";
 /// The oldest version of MLX whose ring notices a lost rank.
 const OLDEST_MLX: [u64; 3] = [0, 32, 1];
