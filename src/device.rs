@@ -269,13 +269,14 @@ pub fn system() -> String {
 ///
 /// # Errors
 ///
-/// Returns an error that names the variable, its value and the accepted values:
+/// Returns an error for the variables listed here. The error names the variable, and gives its
+/// value and the accepted values or, if the name is unknown, the names that programs read:
 ///
 /// - `MLX_PRIMITIVES_THREADS` that is not a number within 1 to 1024, `MLX_PRIMITIVES_SIMD` that
 ///   does not name an instruction set that this machine has, or `MLX_PRIMITIVES_TUNE` that is
 ///   neither `off` nor `file`. An empty variable counts as not set.
 /// - A numeric variable of MLX, such as `MLX_MAX_OPS_PER_BUFFER`, with a value outside its range.
-/// - Any other name that begins with `MLX_PRIMITIVES_`, such as a misspelled one.
+/// - Any unknown name that begins with `MLX_PRIMITIVES_`, such as a misspelled one.
 pub fn check_environment() -> Result<()> {
     crate::environment::check()
 }

@@ -53,11 +53,12 @@ const NUMBERS: [(&str, i64, i64); 16] = [
     ("MLX_USE_CUDA_GRAPHS", 0, 1),
 ];
 
-/// The meanings of `MLX_PRIMITIVES_TUNE`.
+/// The meanings of `MLX_PRIMITIVES_TUNE`, which selects our kernels or MLX's own for each op: see
+/// [`tune`](crate::tune).
 pub(crate) enum Tune {
     /// The built-in rule decides.
     Rule,
-    /// Our kernels run everywhere.
+    /// Our kernels run for all ops.
     Off,
     /// The file that `mlx-primitives tune` writes decides.
     File,

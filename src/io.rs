@@ -110,8 +110,8 @@ pub fn save_safetensors<'a>(
 ///
 /// In Q6_K and Q2_K, 16 weights share a step, the distance between neighboring numbers. In MLX, at
 /// least 32 weights share a step. In a group of 32, the half with the larger step keeps its
-/// numbers, and the numbers of the other half are rounded. The table gives the error as a part of
-/// the larger step.
+/// numbers, and the numbers of the other half are rounded. The table gives the error of Q6_K as a
+/// part of the larger step, and the error of Q2_K as a part of the range of the group's numbers.
 ///
 /// [`Tensors::metadata`] has the entries of the header as strings: strings, numbers, `True` and
 /// `False`, and lists of up to 1000 numbers as `[1, 2]`. It does not have longer lists and lists of

@@ -15,8 +15,8 @@
 //!   program. They are small compared with the arrays: names, tokens, texts, a checkpoint's JSON
 //!   files. The `mlx-primitives` command then prints "out of memory" and exits with status 1.
 //! - MLX 0.32 ends the process if the system refuses a thread for one of its streams.
-//! - Linux grants more memory than the machine has unless `vm.overcommit_memory` is 2. It then
-//!   kills this process or another one when the memory is used.
+//! - Unless `vm.overcommit_memory` is 2, Linux grants more memory than the machine has. When
+//!   programs use more of it than there is, Linux kills this process or another one.
 //!
 //! ```
 //! use mlx_primitives::{Array, memory};

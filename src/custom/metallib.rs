@@ -69,7 +69,7 @@ fn check_release(header: &[u8], release: Option<u32>) -> Result<()> {
 }
 
 /// The newest version of the language that a function of the library was compiled for, or an error
-/// if this system does not run the library.
+/// if `check_for` refuses the library for this machine's macOS (`None` on other systems).
 pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
     check_for(bytes, macos_release())
 }
@@ -78,7 +78,8 @@ pub(super) fn check(bytes: &[u8]) -> Result<MetalVersion> {
 ///
 /// # Errors
 ///
-/// Returns an error if the library is damaged, or made for a later release.
+/// Returns an error if the library is damaged, is not for macOS, is made for a later release, or
+/// has a newer version of the language than `supported` returns.
 pub fn check_for(bytes: &[u8], release: Option<u32>) -> Result<MetalVersion> {
     if bytes.len() < HEADER_BYTES || !bytes.starts_with(b"MTLB") {
         return Err(damaged("header is not that of one"));

@@ -38,13 +38,13 @@ pub struct Stored {
     tensor: String,
     offset: u64,
     form: Form,
-    /// The number of bytes of the tensor before the array's first element.
+    /// The number of bytes before the array's first element, counted as in memory, not in the file.
     skipped: usize,
     /// The runs of contiguous elements that make up the array; `None` if it is one run.
     runs: Option<Runs>,
 }
 
-/// Runs of elements at equal distances, such as some columns of all rows.
+/// Runs of elements at equal distances, such as some columns of all rows. Bytes are as in memory.
 #[derive(Clone, Copy)]
 struct Runs {
     /// The bytes of a run.
@@ -161,7 +161,8 @@ impl Stored {
         Ok(())
     }
 
-    /// Fills `part` with elements that follow each other in the tensor from byte `start` on.
+    /// Fills `part` with elements that follow each other in the tensor. `start` is the number of
+    /// bytes, as in memory, of the elements before them.
     fn read_run(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
         match self.form {
             Form::Plain => self.read_bytes(start, part),
@@ -184,7 +185,7 @@ impl Stored {
         }
     }
 
-    /// Fills `part` with the stored bytes of the tensor from byte `start` on.
+    /// Fills `part` with the bytes that the file has for the tensor, from byte `start` of them on.
     fn read_bytes(&self, start: usize, part: &mut [u8]) -> std::io::Result<()> {
         let offset = self.offset + start as u64;
         match &*self.source {

@@ -118,8 +118,9 @@ impl LinearWeight {
 /// `x` is `[..., k]`, the frozen weight `base` is `[n, k]`, `a` is `[rank, k]` and `b` is
 /// `[n, rank]`. The result is `[..., n]`, of the type that all arrays promote to. Products
 /// accumulate in float32. The three products, the scaling and the sum are each rounded to the
-/// result's type, as separate ops would do. Other rows do not change a bit of a row's result: see
-/// [`RowOrder`](super::RowOrder). [`Lora`] takes the matrices in the layout of mlx-lm.
+/// result's type, as separate ops would do. The values of other rows do not change a bit of a row's
+/// result. Their number may, unless [`RowOrder`](super::RowOrder) fixes the order of additions.
+/// [`Lora`] takes the matrices in the layout of mlx-lm.
 ///
 /// Differentiable in `x`, `a` and `b`, and in a plain base. If the base is frozen, no gradient of
 /// the base is computed.

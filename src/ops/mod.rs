@@ -1,6 +1,7 @@
-//! The ops of this crate. Each op is a primitive of MLX's graph. It runs this crate's Metal kernel
-//! on the GPU and this crate's CPU kernel on the CPU, unless [`tune`](crate::tune) chooses MLX's
-//! own ops. It supports `vjp`, `jvp` and `vmap`, and works inside `compile`.
+//! The ops of this crate. Each op is a primitive of MLX's graph, except [`linear_cross_entropy`],
+//! which consists of other ops. An op runs this crate's Metal kernel on the GPU and this crate's
+//! CPU kernel on the CPU, unless [`tune`](crate::tune) chooses MLX's own ops. It supports `vjp`,
+//! `jvp` and `vmap`, and works inside `compile`.
 //!
 //! All ops are lazy and take float32, float16 or bfloat16 in any layout. An input that is not
 //! row-contiguous is copied first, unless the op can read it in place: `attention` reads queries,

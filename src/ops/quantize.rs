@@ -81,8 +81,9 @@ pub enum CpuActivations {
     #[default]
     Exact,
     /// The kernels round `x` to eight bits, with a scale for each group of weights. They do so only
-    /// if the rows of `x` have the [order](super::RowOrder) of prompts, and if the CPU kernels
-    /// multiply bytes (with AVX-512 BF16 and VNNI, ARM's `dotprod`, or AVX2 alone): see
+    /// if the rows of `x` have the [order](super::RowOrder) of prompts, if the weights are not in
+    /// the modes `Mxfp8` and `Nvfp4`, and if the CPU kernels multiply bytes (with AVX-512 BF16 and
+    /// VNNI, ARM's `dotprod`, or AVX2 alone): see
     /// [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes). The error of normally
     /// distributed numbers is then 0.6 % (root mean square; rounding to bfloat16 has an error of
     /// 0.17 %), and the error of products is 0.6 % of their usual size. In all other cases the
@@ -95,7 +96,7 @@ pub enum CpuActivations {
 
 /// Packs each group of the last axis as small integers (codes) with a scale and a bias. Returns
 /// `(packed, scales, biases)` in the layout of `mlx.quantize` with the mode `affine`, and equal to
-/// its results in every bit.
+/// its results in every bit, except for groups of negative numbers on a Mac's GPU (see below).
 ///
 /// `x` is `[..., n]` of rank 2 or more, and `n` is a multiple of `group_size` (32, 64, 128). Codes
 /// of `bits` bits (2, 3, 4, 5, 6, 8) are packed without gaps into uint32 words, lowest bits first.

@@ -61,8 +61,8 @@ fn run(
 /// `x` is `[..., k]` and the weight is `[n, k]`. The result is `[..., n]`, of the type that `x`,
 /// the scales (unless they are bytes) and the arrays of the options promote to. Products accumulate
 /// in float32. The normalized `x`, the product and each sum after it are rounded to the result's
-/// type, as separate ops of MLX would do. Other rows do not change a bit of a row's result: see
-/// [`RowOrder`](super::RowOrder).
+/// type, as separate ops of MLX would do. The values of other rows do not change a bit of a row's
+/// result. Their number may, unless [`RowOrder`](super::RowOrder) fixes the order of additions.
 ///
 /// Differentiable in `x`, the norm's weight, the bias and the residual. Scales and biases of the
 /// affine mode have first derivatives only.

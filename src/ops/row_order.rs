@@ -3,9 +3,10 @@ use crate::ffi::ops::bridge as ffi;
 /// The order in which an op adds up the terms of a row of a product, or of a query of attention.
 /// The last bits of a result depend on this order.
 ///
-/// The order depends only on the row and on the arrays that the row is multiplied by. Other rows
-/// and the number of threads do not change a bit. Prompts have a separate order, because tiles of
-/// many rows are several times as fast with it.
+/// The orders `Tokens` and `Prompt` depend only on the row and on the arrays that the row is
+/// multiplied by: other rows do not change a bit. `ByCount` chooses one of them by the number of
+/// rows. The number of threads changes no bit. Prompts have a separate order, because tiles of many
+/// rows are several times as fast with it.
 ///
 /// The choice applies to [`linear`](super::linear), [`matmul`](super::matmul) and
 /// [`matmul_nt`](super::matmul_nt), to products with packed weights, to

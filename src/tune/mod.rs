@@ -247,7 +247,7 @@ impl Choices {
             short && known && class.rows == Rows::Many
         };
         let of_mlx = || {
-            // Our kernels for few rows take 16-bit types only.
+            // On NVIDIA GPUs, our kernels for few rows take 16-bit types only.
             let short = class.dtype != Dtype::Float32;
             let packed = ["quantized_", "lora_linear, "].iter().any(|op| class.op.starts_with(op));
             let attention = short && FEW_QUERIES.contains(&&*class.op);

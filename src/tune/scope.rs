@@ -75,7 +75,8 @@ pub fn classes_of<R>(f: impl FnOnce() -> R) -> (R, Vec<Class>) {
     }
 }
 
-/// Returns true if every op that this thread builds runs our kernel, so there is no choice.
+/// Returns true if every op that this thread builds runs our kernel, so there is no choice. Returns
+/// false in [`classes_of`], which records the ops that have a choice.
 ///
 /// # Errors
 ///

@@ -23,9 +23,10 @@ def worse(before, after):
         if old != new:
             (faults if new < old else better).append(f"{name}: threads {old} -> {new}{registers}")
 
-    # A kernel that has a case is judged by two numbers: the cost of the code in which it spends its
-    # time, and the number of its threads that a core runs at once, rounded down to full
-    # threadgroups.
+    # All kernels are judged by the bytes spilled and the arrays on the stack. A kernel without a
+    # case is also judged by its threads and by the cycles of all its code. If a kernel has a case,
+    # the case is judged instead: by the cycles of the code in which the kernel spends its time, and
+    # by the threads that a core runs at once, rounded down to full threadgroups.
     judged = {entry["kernel"] for entry in after["cases"].values()}
     for name in sorted(set(before["kernels"]) & set(after["kernels"])):
         old, new = before["kernels"][name], after["kernels"][name]

@@ -125,8 +125,9 @@ def quantized(t):
             if not mode:
                 theirs = None
             elif count == 1:
-                # The code for the remainder of a row counts as one iteration, although no row of
-                # these cases has a remainder.
+                # In affine mode, the code outside the loops includes code for the remainder of a
+                # row. It is counted, although no row of these cases has a remainder, and stands for
+                # one iteration. So `turns` is one less than the number of iterations.
                 turns = AXIS / (32 * fast) - (mode == "affine")
                 kernel = f"{mode}_qmv_fast_{of}_batch_0_pr_0_hgs_0_r_4"
                 theirs = Side(kernel, AXIS // 32 * 4, "whole", turns, group=64)
@@ -165,8 +166,9 @@ def linear(t):
     few = lambda m: side(
         f"few{m}", AXIS // 32 * 4 * m, "whole", AXIS / 128 - (m == 1 and t != "float32"), AXIS * m / 4096, AXIS * m / 1024, group=256
     )
-    # The code for the remainder of a row counts as one iteration, although no row of these cases
-    # has a remainder.
+    # The code outside the loops of MLX's kernel includes code for the remainder of a row. It is
+    # counted, although no row of these cases has a remainder, and stands for one iteration. So the
+    # number of iterations is reduced by one.
     gemv = Side(f"gemv_{t}_bm8_bn1_sm1_sn32_tm4_tn4_nc0_axpby0", AXIS // 32 * 4, "whole", AXIS / 128 - 1, group=256)
     aligned = {10: 0, 100: 0, 110: 0, 200: 1, 201: 1, 202: 1}
     gemm = Side(f"steel_gemm_fused_nt_{t}_{t}_bm64_bn64_bk16_wm2_wn2", constants=aligned, group=128)

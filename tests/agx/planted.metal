@@ -1,5 +1,5 @@
-// A kernel with four faults, of which the macro PLANTED selects one. Each fault raises a cost of
-// the kernel, and tests/agx/test_agx.py checks that the comparison reports it.
+// A kernel with four faults, of which the macro PLANTED selects one, or none if it is 0. Each fault
+// raises a cost of the kernel, and tests/agx/test_agx.py checks that the comparison reports it.
 #include <metal_stdlib>
 using namespace metal;
 

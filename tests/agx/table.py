@@ -156,8 +156,8 @@ def kernel_entry(row):
 
 
 def measure(wanted, with_mlx):
-    """Measures the table. If there are words in `wanted`, measures only cases and kernels whose
-    names contain one of the words."""
+    """Measures the table. If there are strings in `wanted`, measures only cases and kernels whose
+    names contain one of the strings, and the kernels of these cases."""
     cases = {f"{case.name}, {t}": case for t in kernels.DTYPES for case in kernels.cases(t)}
     if wanted:
         meant = lambda name, case: any(w in name or w in case.ours.kernel for w in wanted)

@@ -95,8 +95,8 @@ pub fn assert_refused(ended: &Ended, code: i32, parts: &[&str]) {
     }
 }
 
-/// For every command: arguments with which it soon writes to stdout, and its input. `{}` stands for
-/// a new directory.
+/// Calls of the command that soon write to stdout: the arguments, and the input. `{}` stands for a
+/// new directory.
 const WRITERS: [(&[&str], &str); 18] = [
     (&["--help"], ""),
     (&["chat", "--help"], ""),
@@ -158,7 +158,7 @@ fn a_closed_stdout_is_a_failure() {
     });
 }
 
-/// The reader closes the pipe after one byte, like `generate | head -c 1`.
+/// The reader closes the pipe before it reads anything, like `generate | true`.
 #[test(simulated = never)]
 fn a_reader_that_goes_away_ends_the_command_quietly() {
     each_writer(|arguments, input| {

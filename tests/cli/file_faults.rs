@@ -245,8 +245,8 @@ fn memory_that_the_system_refuses_is_an_error() -> Checked {
             }
         };
         assert!(said.contains("no memory for "), "{said}");
-        // If an op must copy an input that has strides, and there is no memory for the copy, the op
-        // returns an error.
+        // If an op must copy an input that is not row-contiguous, and there is no memory for the
+        // copy, the evaluation returns an error.
         let row = Array::ones::<f32>(&[1 << 10])?;
         let wide = row.broadcast_to([1 << 14, 1 << 10])?;
         let strided = [x.t()?, wide, x.i((.., step(.., 2)))?, x.i(1..)?.t()?];

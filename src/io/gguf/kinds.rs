@@ -17,7 +17,7 @@ pub struct GgufType {
     pub bytes: u64,
     /// The bits of a code in MLX's affine layout; `None` for a type that does not pack weights.
     pub bits: Option<i32>,
-    /// The largest rounding error of the weights, in words; `None` if no number changes.
+    /// The largest rounding error of the weights, as text; `None` if no number changes.
     pub rounding: Option<&'static str>,
     /// The bits of a code in the layout of [`KQuants::Own`], which rounds nothing; `None` for a
     /// type without that layout.
@@ -153,7 +153,7 @@ fn unread(number: u32) -> Option<&'static str> {
     })
 }
 
-/// The largest rounding error of weights of this type, in words; `None` if they are not rounded.
+/// The largest rounding error of weights of this type, as text; `None` if they are not rounded.
 pub(super) fn rounding(kind: BlockType) -> Option<&'static str> {
     match kind {
         _ if kind.is_exact() => None,

@@ -83,7 +83,8 @@ impl Rules {
 
 /// The sizes range from one query to more than a block of queries, and from one key to more than a
 /// tile of keys, with all usual and some unusual head dimensions. In some cases a query sees no
-/// keys. Two cases have more keys than one dispatch or one chunk can process.
+/// keys. `attention_of_every_size` also has two cases with more keys than one dispatch or one chunk
+/// can process.
 const SIZES: [([i32; 3], [i32; 3]); 23] = [
     ([1, 1, 1], [1, 1, 1]),
     ([1, 8, 2], [1, 67, 64]),

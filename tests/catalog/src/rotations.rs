@@ -17,8 +17,8 @@ struct Rotation {
     scale: f32,
 }
 
-/// Returns true if every bit of the result must equal MLX's. On other CPUs, with Apple's libraries
-/// and on a GPU, MLX may compute other sines and cosines.
+/// Returns true if every bit of the result must equal MLX's: on Linux with an x86-64 CPU. On other
+/// CPUs, with Apple's libraries and on a GPU, MLX may compute other sines and cosines.
 pub(super) fn follows_mlx(compared: &Compared<'_>) -> bool {
     compared.backend == Backend::Cpu && cfg!(all(target_os = "linux", target_arch = "x86_64"))
 }
