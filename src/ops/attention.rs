@@ -16,8 +16,8 @@ pub struct Attention<'a> {
     /// query's position. A window implies `causal`. With `None` there is no window.
     pub window: Option<i32>,
     /// Either bools that are true where a query sees a key, or floats that are added to the scores.
-    /// The mask broadcasts to `[batch, heads, queries, keys]` and is read in place, with any
-    /// strides.
+    /// The mask broadcasts to `[batch, heads, queries, keys]`. It is read in place, with any
+    /// strides, unless floats must be converted to the type of the result.
     pub mask: Option<&'a Array>,
     /// Replaces each score by `cap * tanh(score / cap)`, as Gemma 2 does. With `None` there is no
     /// cap.
@@ -70,14 +70,14 @@ pub struct QuantizedRows<'a> {
 ///
 /// `q` is `[batch, heads, queries, d]`, `k` is `[batch, kv_heads, keys, d]` and `v`
 /// `[batch, kv_heads, keys, e]`, with `heads` a multiple of `kv_heads`, and d and e at most 256.
-/// The arrays may have any strides, such as views of a larger cache: nothing is copied. The result
-/// is `[batch, heads, queries, e]`, of the type that the three arrays promote to. It lies in memory
-/// as `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a `reshape` that joins the heads
-/// copy nothing. Scores and sums are float32. Only the result is rounded to its type. A query that
-/// sees no key gives all keys the same weight, as in MLX. The result of a query is NaN if a mask
-/// adds -inf to all its scores, and 0 if there are no keys. The values of other queries do not
-/// change a bit of a query's result. Their number may, unless [`RowOrder`](super::RowOrder) fixes
-/// the order of additions.
+/// The arrays may have any strides, such as views of a larger cache: nothing is copied, unless
+/// types differ. The result is `[batch, heads, queries, e]`, of the type that the three arrays
+/// promote to. It lies in memory as `[batch, queries, heads, e]`: `transpose(&[0, 2, 1, 3])` and a
+/// `reshape` that joins the heads copy nothing. Scores and sums are float32. Only the result is
+/// rounded to its type. A query that sees no key gives all keys the same weight, as in MLX. The
+/// result of a query is NaN if a mask adds -inf to all its scores, and 0 if there are no keys. The
+/// values of other queries do not change a bit of a query's result. Their number may, unless
+/// [`RowOrder`](super::RowOrder) fixes the order of additions.
 ///
 /// Differentiable in all arrays except a mask of bools.
 ///

@@ -33,7 +33,8 @@ impl Default for MaskedSoftmax<'_> {
 /// result has the shape and type of `x`. With `causal`, query `q` sees key `k` if
 /// `k <= q + keys - queries`. With a window of `w`, it must also hold that
 /// `k > q + keys - queries - w`. The kernel computes these two masks from the indices, and does not
-/// read the scores that they hide. It reads `mask` in place, with any strides.
+/// read the scores that they hide. It reads `mask` in place, with any strides, if the mask has at
+/// most nine axes and needs no conversion to the type of `x`.
 ///
 /// The kernel rounds like MLX's composition of ops: scaled and masked scores are rounded to the
 /// type of `x`, and other steps are float32. As in MLX's attention, a score that a mask of bools,

@@ -1,8 +1,8 @@
-//! The catalog of ops. Each op has rows. A row of the catalog is a [`Conformance`]: an op with its
-//! reference in f64, its shapes, and its error bounds. Comments derive the bounds. [`ROWS`] lists
-//! functions that pass rows to a callback, which checks them. `tests/core` makes a test of each
-//! function, and runs each again through `eval_gpu`. `mlx-primitives verify` runs the functions on
-//! the user's machine. [`ops`] has a call of each op with small inputs.
+//! The catalog of ops. Most ops have rows. A row of the catalog is a [`Conformance`]: an op with
+//! its reference in f64, its shapes, and its error bounds. Comments derive the bounds. [`ROWS`]
+//! lists functions that pass rows to a callback, which checks them. `tests/core` makes a test of
+//! each function, and runs each again through `eval_gpu`. `mlx-primitives verify` runs the
+//! functions on the user's machine. [`ops`] has calls of most ops with small inputs.
 
 pub mod attention_reference;
 pub mod inputs;

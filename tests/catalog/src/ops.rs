@@ -1,5 +1,5 @@
-//! A list with a call of each op with small inputs. Tests use the list to check what all ops have
-//! in common: types, transforms, dispatches, refused inputs, failures and random inputs.
+//! A list of calls of most ops with small inputs. Tests use the list to check properties that all
+//! ops have in common: types, transforms, dispatches, refused inputs, failures and random inputs.
 
 use mlx_primitives::ops::{
     self, Activation, Attention, CrossEntropy, Linear, LinearWeight, MaskedSoftmax,
