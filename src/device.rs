@@ -2,8 +2,8 @@
 //! where there is one), in order on a stream of the calling thread.
 //!
 //! A thread gets a default CPU stream when it first builds an op. When the thread ends, another
-//! thread can get that stream. Up to sixteen threads at a time share streams in this way. Each
-//! further thread gets a new stream, whose operating-system thread stays until the process ends.
+//! thread can get that stream. Up to sixteen threads at a time get such streams. Each further
+//! thread gets a new stream, whose operating-system thread stays until the process ends.
 //! Programs with many threads should therefore evaluate on a fixed set of threads.
 //!
 //! # Threads and processes that end, and forks

@@ -5,7 +5,7 @@ use std::env;
 
 use crate::error::{Error, Result};
 
-/// The variables that this crate reads when a program runs.
+/// The variables that this crate and other crates of the project read when a program runs.
 const READ: [&str; 10] = [
     "MLX_PRIMITIVES_CUDA_CACHE",
     "MLX_PRIMITIVES_METALLIB",

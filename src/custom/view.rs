@@ -245,8 +245,8 @@ impl<'a> ViewMut<'a> {
                 // Bytes other than 0 and 1 are not valid bools in Rust.
                 (true, true) => memory.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0)),
                 (true, false) => memory.fill(1),
-                // In debug builds, elements that `eval_cpu` does not write stay NaN, which shows
-                // the mistake.
+                // In debug builds, if `eval_cpu` does not write an element, all its bits stay 1.
+                // This is NaN for floats, and shows the mistake.
                 (false, _) => memory.fill(0xff),
             }
         }

@@ -1,4 +1,4 @@
-//! The functions of `cpp/ops/` that `src/ops/` calls.
+//! The bridge to the ops of `cpp/ops/`, and to the built-in ops of MLX that `src/builtin.rs` calls.
 
 #[allow(clippy::too_many_arguments)] // the C++ functions take that many
 #[cxx::bridge(namespace = "mlx_primitives::bridge")]

@@ -23,8 +23,8 @@ pub(crate) mod ffi {
         /// If the array is not yet read from its file, reads its elements into `bytes`. Otherwise
         /// returns false.
         fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
-        /// Elements `start` to `end` of an axis of an array. If the array is not yet read from its
-        /// file, and the range begins and ends at block bounds, only these elements are read.
+        /// Elements `start` to `end` of an axis of an array. If the array is contiguous in its file
+        /// and not yet read, and the range begins and ends at block bounds, only they are read.
         fn stored_part(
             whole: &MlxArray,
             axis: usize,

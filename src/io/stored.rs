@@ -113,8 +113,8 @@ impl Stored {
         })
     }
 
-    /// Elements `range` of an axis of an array. If the array is not yet read from its file, and the
-    /// range begins and ends at the bounds of blocks, only these elements are read.
+    /// Elements `range` of an axis of an array. If the array is contiguous in its file and not yet
+    /// read, and the range begins and ends at the bounds of blocks, only these elements are read.
     pub fn part(whole: &Array, axis: usize, range: &Range<i32>) -> Result<Array> {
         Array::from_bridge(ffi::stored_part(whole.raw(), axis, range.start, range.end))
     }

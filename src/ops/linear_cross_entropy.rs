@@ -22,8 +22,9 @@ pub struct LinearCrossEntropy<'a> {
     pub bias: Option<&'a Array>,
     /// The label smoothing, and the target class to ignore.
     pub cross_entropy: CrossEntropy,
-    /// The number of rows of a chunk, at least 1. Only the logits of one chunk are in memory at a
-    /// time. With `None`, a chunk has 2^24 logits, which are 64 MB of float32.
+    /// The number of rows of a chunk, at least 1. On a machine without a GPU, only the logits of
+    /// one chunk are in memory at a time. With `None`, a chunk has about 2^24 logits, which are
+    /// 64 MB of float32.
     pub chunk_rows: Option<usize>,
 }
 
@@ -36,15 +37,15 @@ pub struct LinearCrossEntropy<'a> {
 /// [`quantized_linear`]. The loss of a row is computed as in [`cross_entropy`].
 ///
 /// The rows of `x` are processed in chunks, one after the other, and the backward pass computes the
-/// logits of each chunk again. So the logits of only `chunk_rows` rows, and their gradient, are in
-/// memory at a time; in exchange a training step computes the product with the weight one more
-/// time. Gradients of the weight and the bias are summed over the chunks in float32. The sum takes
-/// one float32 array of the weight's shape, in addition to the gradient of a chunk.
+/// logits of each chunk again. So a chunk needs memory for the logits of only `chunk_rows` rows,
+/// and for their gradient; in exchange a training step computes the product with the weight one
+/// more time. Gradients of the weight and the bias are summed over the chunks in float32. The sum
+/// takes one float32 array of the weight's shape, in addition to the gradient of a chunk.
 ///
 /// Differentiable in `x`, `bias` and a plain `weight`; a packed weight is a constant. On a machine
 /// without a GPU, evaluation waits for each chunk before it queues the next one, even in
-/// [`async_eval`](crate::async_eval). On other machines, only MLX's limits for queued work bound
-/// the number of chunks in memory.
+/// [`async_eval`](crate::async_eval), so one chunk is in memory at a time. On other machines, only
+/// MLX's limits for queued work bound the number of chunks in memory.
 ///
 /// # Cost
 ///

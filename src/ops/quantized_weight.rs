@@ -159,8 +159,8 @@ impl QuantizedWeight {
         Array::from_bridge(ffi::unpack_matrix(&list, &self.layout(), dtype.into()))
     }
 
-    /// Converts indices to uint32, and negative indices to row numbers. Indices outside the matrix
-    /// stay outside.
+    /// Converts indices to uint32, and negative indices to row numbers. An index outside the matrix
+    /// becomes the nearest row, except in uint32, where the kernel takes the last row for it.
     fn row_numbers(&self, ids: &Array) -> Result<Array> {
         if ids.dtype() == Dtype::Uint32 {
             return Ok(ids.clone());

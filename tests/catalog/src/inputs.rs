@@ -37,7 +37,7 @@ pub fn ulp(value: f64, dtype: Dtype) -> f64 {
     2f64.powi(exponent.max(least) - fraction)
 }
 
-/// Converts the elements of an array of any floating type to f64.
+/// Converts the elements of an array of any floating type to f32, and then to f64.
 pub fn numbers(x: &Array) -> Result<Vec<f64>> {
     let values = x.astype(Dtype::Float32)?.to_vec::<f32>()?;
     Ok(values.into_iter().map(f64::from).collect())

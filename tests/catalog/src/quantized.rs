@@ -1,5 +1,5 @@
 //! Rows of the catalog for products with packed weights, and for low-rank updates of plain and
-//! packed weights. The weight is part of the row, not an input.
+//! packed weights. A packed weight is part of the row, not an input.
 
 use mlx_primitives_check::{Backend, Bound, Check, Conformance, Tensor};
 use mlx_primitives::ops::{self, LinearWeight, QuantizedLinear, QuantizedWeight};
