@@ -32,7 +32,7 @@ const VIEWS: &str = "\
     AsStrided Barrier Broadcast BroadcastAxes Contiguous CustomTransforms Depends ExpandDims \
     Flatten NumberOfElements Reshape Slice Split Squeeze StopGradient Transpose Unflatten";
 
-/// The nodes that an evaluation of `arrays` would run, the results first.
+/// The nodes that an evaluation of `arrays` would run. The first one computes the last array.
 ///
 /// A node of MLX counts as one dispatch, as in MLX's Metal backend, but a view counts as none. For
 /// one of our nodes, the dispatches of its `eval_gpu` count.

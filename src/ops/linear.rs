@@ -31,8 +31,9 @@ pub struct Linear<'a> {
 ///
 /// One kernel moves `m k + n k + m n` elements for m rows, `n` more with a bias and `m n` more with
 /// a residual, and computes `2 m k n` operations. The gradient of `x` and of `w` is one product
-/// each, and the gradient of the bias is a sum. With an activation, the gradients compute the
-/// product again instead of keeping it in memory.
+/// each, and the gradient of the bias is a sum. With an activation, functions that `vjp` or `grad`
+/// differentiates run the product and the activation as separate kernels, and keep the sum before
+/// the activation in memory.
 ///
 /// # Errors
 ///
@@ -59,10 +60,11 @@ pub fn linear(x: &Array, w: &Array, options: Linear<'_>) -> Result<Array> {
     chosen("linear", || rows(x), built)
 }
 
-/// `silu(y · Gateᵀ) * (y · Upᵀ)`, where `y` is the RMS norm of `x`, in one kernel. The result has
-/// the same bits as `rms_norm`, [`linear`] and `swiglu`. `inputs` are x, Gate, Up and the norm's
-/// weight. The kernel exists for one row of 16-bit elements on an NVIDIA GPU, in the row order
-/// `Tokens` and without derivatives; otherwise the function returns `None`.
+/// `silu(y · Gateᵀ) * (y · Upᵀ)`, where `y` is the RMS norm of `x`, in one node. The result has the
+/// same bits as `rms_norm`, [`linear`] and `swiglu`. `inputs` are x, Gate, Up and the norm's
+/// weight, of one 16-bit type. The node exists on an NVIDIA GPU for one row x, with a multiple of 8
+/// elements, in the row order `Tokens` and without derivatives; otherwise the function returns
+/// `None`. The node runs one kernel, unless the row is too long for it.
 /// # Errors
 /// Returns an error if MLX cannot be started.
 pub fn gated_linear(inputs: [&Array; 4], eps: f32) -> Result<Option<Array>> {

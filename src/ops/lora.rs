@@ -7,7 +7,7 @@ use crate::ffi::ops::bridge as ffi;
 use crate::random;
 use crate::tune::{chosen, rows};
 
-/// The frozen matrix `[n, k]` of a linear layer.
+/// The matrix `[n, k]` of a linear layer.
 #[derive(Clone)]
 pub enum LinearWeight {
     /// An array `[n, k]` of a floating-point type.
@@ -115,12 +115,12 @@ impl LinearWeight {
 /// A linear layer with a low-rank update ([Hu et al. 2021](https://arxiv.org/abs/2106.09685)):
 /// `x · Wᵀ + scale · (x · Aᵀ) · Bᵀ`, in one node of the graph.
 ///
-/// `x` is `[..., k]`, the frozen weight `base` is `[n, k]`, `a` is `[rank, k]` and `b` is
-/// `[n, rank]`. The result is `[..., n]`, of the type that all arrays promote to. Products
-/// accumulate in float32. The three products, the scaling and the sum are each rounded to the
-/// result's type, as separate ops would do. The values of other rows do not change a bit of a row's
-/// result. Their number may, unless [`RowOrder`](super::RowOrder) fixes the order of additions.
-/// [`Lora`] takes the matrices in the layout of mlx-lm.
+/// `x` is `[..., k]`, the weight `base` is `[n, k]`, `a` is `[rank, k]` and `b` is `[n, rank]`. The
+/// result is `[..., n]`, of the type that all arrays promote to. Products accumulate in float32.
+/// The three products, the scaling and the sum are each rounded to the result's type, as separate
+/// ops would do. The values of other rows do not change a bit of a row's result. Their number may,
+/// unless [`RowOrder`](super::RowOrder) fixes the order of additions. [`Lora`] takes the matrices
+/// in the layout of mlx-lm.
 ///
 /// Differentiable in `x`, `a` and `b`, and in a plain base. If the base is frozen, no gradient of
 /// the base is computed.

@@ -48,8 +48,8 @@ impl Default for MaskedSoftmax<'_> {
 ///
 /// One kernel moves `2 r n` elements for r rows, and the elements of the mask if there is one. It
 /// moves no score that a causal mask or a window hides. It computes `6 r n` operations, or `7 r n`
-/// with an additive mask. The gradient takes one kernel, which reads the result; no scores are
-/// kept.
+/// with an additive mask. The gradient in `x` takes one kernel, which reads the result and a mask
+/// of bools; no scores are kept.
 ///
 /// # Errors
 ///

@@ -113,8 +113,9 @@ pub enum CpuActivations {
 ///
 /// # Errors
 ///
-/// Returns an error for other values of `group_size` and `bits`, if the last axis is not a multiple
-/// of the group size, or if the type is not float32, float16 or bfloat16.
+/// Returns an error for other values of `group_size` and `bits`, if the rank is below 2, if the
+/// last axis is not a multiple of the group size, or if the type is not float32, float16 or
+/// bfloat16.
 ///
 /// ```
 /// use mlx_primitives::{Array, ops};
@@ -147,8 +148,9 @@ pub fn quantize(x: &Array, group_size: i32, bits: i32) -> Result<(Array, Array, 
 ///
 /// # Errors
 ///
-/// Returns an error if the shapes do not fit together, if `packed` is not uint32, or if the scales
-/// and biases differ in type or are not float32, float16 or bfloat16.
+/// Returns an error for values of `group_size` and `bits` that [`quantize`] refuses, if the shapes
+/// do not fit together, if `packed` is not uint32, or if the scales and biases differ in type or
+/// are not float32, float16 or bfloat16.
 pub fn dequantize(
     packed: &Array,
     scales: &Array,

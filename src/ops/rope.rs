@@ -88,7 +88,7 @@ impl Default for Rope<'_> {
 ///
 /// One kernel moves `2 s + 1` elements for an `x` of s elements and one offset. It computes `3 s`
 /// operations, and also the angle of each pair. The gradient takes one kernel, which rotates in the
-/// other direction. It keeps only the offset in memory.
+/// other direction. It keeps only the offset and `freqs` in memory.
 ///
 /// # Errors
 ///

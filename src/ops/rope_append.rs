@@ -166,7 +166,8 @@ impl<'a> From<Rope<'a>> for RopeAppend<'a> {
 /// and w is the number of columns of `qkv`. If a step has more than eight positions, the queries
 /// are not moved, and do not count. The kernel computes three operations for each rotated feature.
 /// If something else references the state's buffer, another kernel copies it first. The gradient
-/// takes one kernel. It keeps the offset in memory, but neither `state` nor `qkv`.
+/// takes one kernel. It keeps the offset, the slots and `freqs` in memory, but neither `state` nor
+/// `qkv`.
 ///
 /// # Errors
 ///

@@ -13,8 +13,8 @@ use crate::ffi::ops::bridge as ffi;
 /// # Cost
 ///
 /// One kernel moves `2 t w + 1` elements, where t is the number of positions in all batch entries
-/// and w is the number of columns of `qkv`. The gradient takes one kernel. It keeps the offset in
-/// memory, but not `qkv`.
+/// and w is the number of columns of `qkv`. The gradient takes one kernel. It keeps the offset and
+/// `freqs` in memory, but not `qkv`.
 ///
 /// # Errors
 ///
