@@ -116,8 +116,8 @@ pub fn attention(q: &Array, k: &Array, v: &Array, options: Attention<'_>) -> Res
 /// [`attention`] over quantized keys and values. The kernel dequantizes them in registers.
 ///
 /// `bits` is 4 or 8. `group_size` is 32, 64 or 128, and divides d and e. The result has the type
-/// that `q` and the scales promote to. Differentiable in `q`, and in scales and biases if MLX's
-/// `quantized_matmul` is differentiable in them.
+/// that `q`, the scales and the biases promote to. Differentiable in `q`, an additive mask and the
+/// sinks. Scales and biases have gradients, and other derivatives if MLX's `quantized_matmul` has.
 ///
 /// # Cost
 ///
