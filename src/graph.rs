@@ -9,7 +9,7 @@ use crate::ffi::bridge as ffi;
 pub struct Node {
     /// The name of the primitive, such as `Softmax`.
     pub name: String,
-    /// Whether the primitive is one of ours rather than one of MLX's.
+    /// Whether the primitive is one of ours, or a custom one, rather than one of MLX's.
     pub ours: bool,
     /// The number of GPU dispatches that evaluating the node makes; 0 for a view.
     pub dispatches: u32,
@@ -34,8 +34,9 @@ const VIEWS: &str = "\
 
 /// The nodes that an evaluation of `arrays` would run. The first one computes the last array.
 ///
-/// A node of MLX counts as one dispatch, as in MLX's Metal backend, but a view counts as none. For
-/// one of our nodes, the dispatches of its `eval_gpu` count.
+/// A node of MLX counts as one dispatch, as in MLX's Metal backend, but a view counts as none. A
+/// node of a custom primitive counts as one dispatch too, since its launches are known only at its
+/// evaluation. For one of our nodes, the dispatches of its `eval_gpu` count.
 ///
 /// # Errors
 ///
