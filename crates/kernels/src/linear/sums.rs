@@ -28,7 +28,7 @@ pub const STRIDE: usize = WORDS + EXTRA + LANES;
 /// The number of rows of x in a block.
 pub(super) const BLOCK_ROWS: usize = 256;
 /// Whether blocks may be large. The sums of a block are on the stack, and a thread on macOS has a
-/// stack of only 512 KB.
+/// stack of only 512 KB. On ARM processors, large blocks were not measured.
 pub(super) const LARGE: bool = cfg!(all(target_arch = "x86_64", not(target_vendor = "apple")));
 /// The largest number of rows of x in a block, used with tile instructions and for dense weights.
 pub(super) const MOST_ROWS: usize = if LARGE { 512 } else { BLOCK_ROWS };
