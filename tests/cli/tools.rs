@@ -1,4 +1,4 @@
-//! The commands of `mlx-primitives` other than `generate`: their text, their JSON, and their
+//! Commands of `mlx-primitives` other than `generate` and `chat`: their text, their JSON, and their
 //! errors.
 
 use std::fs;
@@ -70,8 +70,8 @@ fn perplexity_of_a_file_and_of_stdin() {
 }
 
 /// Rounding the activations of a prompt to eight bits changes the score by less than 1 %. Kernels
-/// that use AMX do not round bfloat16 activations, because they multiply bfloat16 exactly and as
-/// fast.
+/// that use AMX do not round bfloat16 activations, because with exact bfloat16 numbers they are as
+/// fast as with rounded ones.
 #[test(simulated = once)]
 fn activations_of_eight_bits_score_almost_as_well() {
     let fixture = fixture();

@@ -104,8 +104,8 @@ fn leftovers_are_removed_and_living_files_are_not() -> Checked {
     Ok(())
 }
 
-/// If a signal kills `quantize` at any moment, the next run removes the files that the killed run
-/// left behind. If the user interrupts `quantize`, it removes its files itself.
+/// If SIGINT or SIGTERM ends `quantize` at any moment, it removes its unfinished files itself. If
+/// SIGKILL ends it, the next run removes them.
 #[test]
 fn killed_conversions_leave_nothing() -> Checked {
     let folder = tempfile::tempdir()?;

@@ -1,5 +1,5 @@
-//! The memory traffic of `affine` and of activations. The conformance table (`tests/catalog`) tests
-//! everything else.
+//! The memory traffic of `affine`. The conformance table (`tests/catalog`) tests the values of
+//! `affine` and of activations.
 
 #![cfg(target_os = "linux")]
 

@@ -331,7 +331,7 @@ fn bounds_of_vmap_are_held() {
     assert_eq!(failing(&row.vmap_bounds(|_| Bound::default())), [Check::Vmap]);
 }
 
-/// The harness finds a derivative that is wrong only if the other input is a constant.
+/// The harness finds a derivative that is wrong if only the second input is differentiated.
 #[test(simulated = never)]
 fn inputs_are_differentiated_alone() {
     #[derive(Clone, Copy, PartialEq)]

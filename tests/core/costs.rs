@@ -145,8 +145,9 @@ fn of_rows(rows: i32, axis: i32) -> Result<Vec<Call>> {
         ("norm", |x| ops::norm(x, -1)),
     ];
     for (name, op) in reductions {
-        // The kernel splits longer rows into pieces if there are fewer of them. A second kernel
-        // then combines the results of the pieces, so the cost differs.
+        // If there are fewer than 256 rows, and they are longer than 16,384 elements, the kernel
+        // splits each row into pieces. A second kernel then combines the results of the pieces,
+        // so the cost differs.
         if axis <= 16_384 || rows >= 256 {
             all.push(one(name, op(&x)?));
         }

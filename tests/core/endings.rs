@@ -25,7 +25,8 @@ fn odd(exits: bool) -> impl CustomPrimitive {
     })
 }
 
-/// A graph that takes a while to evaluate. It returns buffers of many sizes to MLX's cache.
+/// Builds a graph that takes a while to evaluate. Before that, evaluates and drops arrays of many
+/// sizes, so that MLX's cache holds buffers of many sizes.
 fn long_graph(ops: usize) -> Result<Array> {
     let x = Array::ones::<f32>(&[64, 64])?;
     for _ in 0..20 {

@@ -52,10 +52,10 @@ fn distance(got: &Array, want: &Array, what: &str) -> anyhow::Result<f64> {
     Ok(if worst == 0.0 { 0.0 } else { worst / ulp(largest, want.dtype()) })
 }
 
-/// The bound in ulps. Both ops round each logit to the type. They add up to 33 products in float32
-/// in different orders, so a few logits differ by one ulp. For 16-bit types, an ulp of a logit up
-/// to 8 is 8 ulps of a loss. A gradient changes by the logit's error times a probability. The fused
-/// op rounds the gradient of the weight once per chunk.
+/// The bound in ulps. Both ops round each logit to the type. They add at most 33 products in
+/// float32, in different orders, so a few logits differ by one ulp. For 16-bit types, an ulp of a
+/// logit up to 8 is 8 ulps of a loss. A gradient changes by the logit's error times a probability.
+/// The fused op rounds the gradient of the weight once per chunk.
 fn bound(dtype: Dtype) -> f64 {
     if dtype == Dtype::Float32 { 64.0 } else { 8.0 }
 }

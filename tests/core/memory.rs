@@ -128,8 +128,8 @@ fn of_steps_into_a_state() -> Checked {
         let seen = layout.keys(&state.borrow(), position + 1)?;
         eval([&*state.borrow(), &seen])?;
         if is_nvidia(default_device()?) {
-            // MLX may still hold the state for an op that has already read it. The op then copies
-            // the state.
+            // MLX may still hold the state for an op that has already read it. In this case
+            // `rope_append` copies the state.
             moved.set(moved.get() + u64::from(state.borrow().address()? != last.get()));
             last.set(state.borrow().address()?);
             return Ok(());

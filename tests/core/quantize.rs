@@ -144,8 +144,8 @@ fn extremes_are_those_of_mlx() -> Checked {
     })
 }
 
-/// Dequantizes the rows `ids` of a matrix: by our single node, and by MLX's `take` of codes, scales
-/// and biases.
+/// Dequantizes the rows `ids` of a matrix in two ways: by our single node, and by MLX's `take` of
+/// codes, scales and biases, followed by `ops::dequantize`.
 fn both_rows(weight: &QuantizedWeight, ids: &Array) -> Result<[Array; 2]> {
     let (scales, biases) = (weight.scales(), weight.biases().expect("affine has biases"));
     let (group_size, bits) = (weight.group_size(), weight.bits());

@@ -11,7 +11,8 @@ use crate::support::compare::assert_same;
 use crate::support::input::random32;
 use crate::support::{Checked, OPS, message};
 
-/// Runs the short tests with one order of threads. Together they must run every kernel.
+/// Runs the short tests in the simulator, which runs the threads of a kernel in the order
+/// `schedule`. Together the tests must run every kernel.
 fn every_kernel(schedule: &str, sample: &str) {
     let ran = once(schedule, sample);
     // Find the kernels that metal/ instantiates and no test ran.

@@ -17,7 +17,7 @@ fn gradient(matrix: &Array, ids: &Array, g: &Array) -> Result<(Option<String>, A
 }
 
 /// A row's gradient is the sum of the gradients of all its copies. Some rows are taken several
-/// times, others never. The indices have every integer type, and some count from the end.
+/// times, others never. The indices have several integer types, and some count from the end.
 #[test]
 fn gradients_are_sums_of_copies() -> Checked {
     for dtype in FLOATS {
@@ -50,8 +50,8 @@ fn gradients_are_sums_of_copies() -> Checked {
 fn devices_agree_on_every_bit() -> Checked {
     for [rows, axis, count] in [[1, 1, 1], [40, 5, 70], [17, 1100, 9], [33, 64, 256]] {
         let (matrix, g) = (random32(&[rows, axis], 1)?, random32(&[count, axis], 2)?);
-        // Every third index is the middle row. Other rows are taken once or never, and the last
-        // index is the last row.
+        // Every third index is the middle row. The other indices are spread over the rows, and the
+        // last index is the last row.
         let row = |i: i32| if i % 3 == 1 { rows / 2 } else { i * 7919 % rows };
         let ids: Vec<i32> = (1..count).map(row).chain([rows - 1]).collect();
         let mut want = vec![0.0f32; (rows * axis) as usize];

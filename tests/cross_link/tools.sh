@@ -73,8 +73,8 @@ WRAPPER
 }
 
 # bring_rust TARGET [STD_CRATES]: finds or installs Rust for TARGET. Sets `rust_cargo` to the cargo
-# command, `rust_std` to its options and `rust_said` to a description. If that fails, sets
-# `rust_missing` to the reason.
+# command, `rust_std` to its options for building std (none if std is installed), and `rust_said` to
+# a description. If that fails, sets `rust_missing` to the reason.
 bring_rust() {
   local target=$1 libdir suffix version needed directory package packages
   rust_cargo=(cargo) rust_std=()

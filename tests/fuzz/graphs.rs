@@ -254,7 +254,8 @@ impl Graph {
         found
     }
 
-    /// Whether a node may fail because an evaluation computed it together with a failing node.
+    /// Whether a node may fail because an evaluation computed it, or a node that it depends on,
+    /// together with a failing node.
     fn may_fail(&self, node: usize) -> bool {
         let mut may = Vec::new();
         for Node { exposed, inputs, .. } in &self.nodes[..=node] {

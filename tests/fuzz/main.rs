@@ -7,9 +7,9 @@
 //! cargo test --test fuzz -- --cases 100000 --seed 7 [NAME...]
 //! ```
 //!
-//! Every case must end in `Ok` or `Err` within a second and take little memory. Each fuzzer runs in
-//! a child process. If a case aborts or hangs, only this case fails, and the parent prints the
-//! command that repeats it.
+//! Every case must end in `Ok` or `Err` within `--limit` seconds and take little memory. Each
+//! fuzzer runs in a child process. If a case aborts or hangs, only this case fails, and the parent
+//! prints the command that repeats it.
 
 mod adapters;
 mod arrays;

@@ -13,7 +13,8 @@ pub struct Counting;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The process ends if Rust code allocates more bytes than this. A case may take far less.
+/// The process ends if Rust code would hold more bytes than this at a time. A case may take far
+/// less.
 const MOST: usize = 1 << 30;
 
 fn take(bytes: usize) -> bool {

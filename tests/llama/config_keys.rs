@@ -177,8 +177,8 @@ fn texts_grow_past_windows_and_original_lengths() -> Checked {
             }
             Err(error) => assert!(!forms && error.to_string().contains("rotating"), "{error}"),
         }
-        // A cache may be saved before or after the text reaches that length. In both cases it can
-        // be used for a longer text.
+        // A cache may be saved before or after the text grows past the window or the original
+        // context. In both cases it can be used for a longer text.
         let parent = tempfile::tempdir()?;
         let path = parent.path().join("cache.safetensors");
         let longer: Vec<u32> = prompts[0].iter().chain(&want[0]).copied().collect();

@@ -115,8 +115,9 @@ fn ranks_of_nccl_are_refused_without_it() -> Checked {
     Ok(())
 }
 
-/// With the scheme `gather`, a token needs 15 more exchanges than with `pipeline`, but about half
-/// of the computing time. On the link of this test, an exchange takes a millisecond.
+/// With `--split gather`, the ranks share the work of every layer. With `pipeline`, each rank has
+/// complete layers. So with `gather` a token needs 15 more exchanges, but about half of the
+/// computing time. On the link of this test, an exchange takes a millisecond.
 #[test(simulated = never)]
 fn info_says_which_scheme_a_link_wants() -> Checked {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");

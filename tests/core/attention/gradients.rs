@@ -261,8 +261,8 @@ fn gradients_transform() -> Checked {
     })
 }
 
-/// In memory, the heads of one position are adjacent. The gradient of the projection that made them
-/// therefore needs no copy.
+/// In the memory of each gradient, the heads of one position are adjacent. So joining the heads, to
+/// differentiate the projection that made queries, keys or values, needs no copy.
 #[test]
 fn gradients_lie_position_by_position() -> Checked {
     each_device(|_| {

@@ -71,8 +71,8 @@ fn moves_a_short_cache_once_in_one_dispatch() -> Checked {
     Ok(())
 }
 
-/// With 256 or more keys, eight threadgroups split the keys of each key/value head, however many
-/// heads there are.
+/// With 256 keys, eight threadgroups split the keys of each key/value head, whatever the number of
+/// heads is.
 #[test]
 #[ignore = "run by simulated::kernel_traffic"]
 fn moves_the_keys_of_eight_splits_once() -> Checked {

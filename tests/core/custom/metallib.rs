@@ -119,8 +119,8 @@ fn kernels_for_neural_accelerators_are_looked_for_by_name() -> Checked {
     with[at..at + 12].copy_from_slice(b"gemm_nax_f16");
     std::fs::write(&file, &with)?;
     assert!(has_neural_kernels(file.path())?);
-    // `has_neural_kernels` looks only at the names of kernels. It finds nothing in a file that is
-    // not a metallib.
+    // `has_neural_kernels` looks only at the names of kernels. It returns an error for a file that
+    // is not a metallib.
     let last = without.len() - 3;
     let elsewhere = [&without[..last], b"nax"].concat();
     std::fs::write(&file, elsewhere)?;

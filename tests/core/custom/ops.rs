@@ -129,8 +129,8 @@ impl Float for f32 {
     }
 }
 
-/// The default bounds allow the roundings of both ops. `soft_cap` rounds numbers up to 2 and a tanh
-/// once each. `mean_square` adds up squares up to 9.
+/// The default bounds allow the roundings of both ops. `soft_cap` rounds a tanh, and then a product
+/// of at most 2. `mean_square` adds squares of at most 9.
 #[test]
 fn conform() -> Checked {
     let soft_cap = Conformance::new(

@@ -92,8 +92,8 @@ fn products_that_round_stay_apart() -> Checked {
     Ok(())
 }
 
-/// The results in the two orders may be equal, so the test does not compare them. It counts the
-/// nodes.
+/// The results with two values of [`RowOrder`] may be equal, so the test does not compare them. It
+/// counts the nodes.
 #[test]
 fn orders_of_rows_stay_apart() -> Checked {
     use RowOrder::{Prompt, Tokens};

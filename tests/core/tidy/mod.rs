@@ -78,8 +78,8 @@ fn a_primitive_is_one_stem_in_every_part_and_is_in_the_catalog() -> Checked {
             };
             assert!(names.iter().any(calls), "no row of {dir} calls {stem}");
         }
-        // The calls in the catalog cannot make packed inputs or cache states, which these
-        // primitives need.
+        // The calls in the catalog have no packed arrays or cache states, which these primitives
+        // take or return.
         let others = ["quantize", "quantized_matmul", "rope_append"];
         let has_call = others.contains(&&*stem) || OPS.iter().any(|op| op.stem == stem);
         assert!(has_call, "no call of {stem} in tests/catalog/src/ops.rs");

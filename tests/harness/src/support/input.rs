@@ -30,7 +30,7 @@ pub enum Layout {
     OffsetView,
     /// There is a gap between the rows.
     Padded,
-    /// Two dimensions of size 1 were added and then removed by squeezing.
+    /// Two axes of length 1 were removed by squeezing. One of them was a part of a longer axis.
     Squeezed,
 }
 

@@ -14,7 +14,7 @@ use super::{Checked, fewer_if_simulated, in_another_process};
 
 const CHILD: &str = "MLX_PRIMITIVES_TEST_MEMORY";
 /// Resident memory may grow by this much because of fragmentation and the allocator's buffers. A
-/// leak of one array per round would take tens of times as much.
+/// leaked array is found even if it is smaller, because MLX's active memory must not grow at all.
 const SLACK: usize = 4 << 20;
 
 /// The resident bytes of this process, or 0 if the system does not report them.
