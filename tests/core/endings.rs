@@ -1,6 +1,6 @@
 //! A program may end in any way while work is running. It must then end at once, with the right
 //! status, and without a double free. Each case is a child process: this test binary, with an
-//! argument (the role) that names the case.
+//! environment variable that names its role, which is the case.
 
 use std::thread;
 use std::time::Duration;

@@ -184,7 +184,7 @@ fn garbage() -> Checked {
     Ok(())
 }
 
-/// Changes any single byte of a valid file. The file is refused, or loads as consistent arrays.
+/// Flips one bit of a valid file at a time. The file is refused, or loads as consistent arrays.
 #[test]
 fn flipped_bytes() -> Checked {
     let dir = TempDir::new()?;

@@ -1,6 +1,6 @@
 //! Some ops are called too late: while a thread or the process ends, or in the child of a fork.
 //! They return errors that say so, and read nothing that MLX has destroyed. Each case is a child
-//! process: this test binary, with an argument (the role) that names the case.
+//! process: this test binary, with an environment variable that names its role, which is the case.
 //! `scripts/sanitize.sh` runs the roles under valgrind.
 
 use std::cell::RefCell;

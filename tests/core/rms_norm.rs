@@ -1,4 +1,4 @@
-//! `rms_norm`: values of epsilon. The conformance table (`tests/catalog`) tests its values.
+//! `rms_norm`: small and large epsilons. The conformance table (`tests/catalog`) tests its values.
 
 use mlx_primitives::{Dtype, ops};
 

@@ -75,8 +75,8 @@ fn rows_outside_the_matrix_are_its_nearest() -> Checked {
     Ok(())
 }
 
-/// The first kernel has a SIMD group for each row that was taken. The second has a threadgroup for
-/// every sixteen rows of the matrix, and covers every column once.
+/// The first kernel has a SIMD group for each index. The second has a threadgroup for every sixteen
+/// rows of the matrix, and covers every column once.
 #[test(simulated = never)]
 fn dispatches_cover_the_matrix_once() -> Checked {
     let lazy = |shape: &[i32]| Array::scalar(0.0f32)?.broadcast_to(shape);

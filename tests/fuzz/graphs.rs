@@ -110,7 +110,7 @@ struct Node {
     sibling: Option<usize>,
     /// True if this array fails, or depends on an array that fails.
     fails: bool,
-    /// True if an evaluation of this array has started.
+    /// True if an evaluation in which nothing fails has started to compute this array.
     begun: bool,
     /// True if this array was part of an evaluation that failed. The array may then fail too.
     exposed: bool,

@@ -67,7 +67,7 @@ fn adapters_beside_packed_and_short_weights_equal_mlx_lms() -> Checked {
     Ok(())
 }
 
-/// Adapters change both generated tokens and scores.
+/// A model with adapters generates the tokens of the merged model, and its score is mlx-lm's.
 #[test(simulated = once)]
 fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     let fixture = fixture();
@@ -94,8 +94,8 @@ fn an_adapted_model_scores_and_generates_adapted() -> Checked {
     Ok(())
 }
 
-/// For float weights and for packed weights, each file equals the file that `mlx_lm.fuse` writes on
-/// a CPU, byte for byte.
+/// For float weights and for packed weights, each tensor equals the tensor that `mlx_lm.fuse`
+/// writes on a CPU, bit for bit.
 #[test(simulated = once)]
 fn fused_checkpoints_are_mlx_lms() -> Checked {
     with_device(Device::Cpu, fused_checkpoints)

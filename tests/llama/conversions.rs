@@ -131,8 +131,8 @@ fn texts_that_cannot_be_scored_are_refused() {
     assert!(error(&[7, 512]).contains("tokens below 512, got 512"));
 }
 
-/// For every format, the files equal the files of `mlx_lm.convert -q` byte for byte, and the logits
-/// and scores agree.
+/// For every format, the tensors equal the tensors that `mlx_lm.convert -q` writes, bit for bit.
+/// The logits and scores agree too.
 #[test(simulated = once)]
 fn quantized_checkpoints_are_mlx_lms() -> Checked {
     let fixture = fixture();

@@ -1,6 +1,6 @@
 //! A process that drops a running generation ends at once. After failures of other evaluations, a
-//! model decodes the same tokens. Each case is a child process: this test binary, with an argument
-//! (the role) that names the case.
+//! model decodes the same tokens. Each case is a child process: this test binary, with an
+//! environment variable that names its role, which is the case.
 
 use harness::roles::{ends, rounds};
 use mlx_primitives::custom::{View, ViewMut, apply_one};

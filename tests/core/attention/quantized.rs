@@ -117,7 +117,7 @@ fn every_type_and_group() -> Checked {
     })
 }
 
-/// The keys and values are a part of a long quantized cache. All options are used.
+/// The keys and values are a part of a long quantized cache. All options except `dropped` are used.
 #[test]
 fn views_of_a_cache() -> Checked {
     each_device(|_| {

@@ -252,7 +252,7 @@ fn gguf_files_run_as_in_mlx_lm() -> Checked {
     assert_all_run(4, |name| name.starts_with("gguf"))
 }
 
-/// The tests above run every folder. Together, the folders use every setting of config.json.
+/// The tests above run every folder. Together, the folders use all settings that this test lists.
 #[test(simulated = once)]
 fn every_kind_is_covered() -> Checked {
     let names = names()?;

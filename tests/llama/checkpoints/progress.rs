@@ -52,8 +52,8 @@ fn large(folder: &Path) -> anyhow::Result<u64> {
     Ok(fs::metadata(file)?.len())
 }
 
-/// The loader reads weights layer by layer. While it joins matrices of a layer, only these are in
-/// memory twice.
+/// The loader reads weights layer by layer. So in addition to the weights, only the current layer
+/// and its joined matrices take memory.
 #[test(simulated = once)]
 fn loading_takes_little_more_than_the_weights() -> Checked {
     if simulated() {

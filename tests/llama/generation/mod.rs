@@ -62,7 +62,8 @@ fn prompts_in_steps_change_no_token() -> Checked {
             continue;
         }
         let options = Options { prefill_step, ..options() };
-        // The last token of the prompt runs together with other tokens in this call.
+        // In this call, the last step of the prompt includes the last token. `prefill` below runs
+        // only the tokens before it.
         assert_eq!(ids(&mut checkpoint.generate(&prompt, &options)?), expected, "{prefill_step}");
         let mut generation = checkpoint.generate(&prompt, &options)?;
         let mut steps = Vec::new();
@@ -183,7 +184,7 @@ fn penalties_look_at_prompt_and_text() -> Checked {
 }
 
 /// A quantized cache changes the logits by a bounded error. The text stays the same as long as the
-/// best token leads by more than the error.
+/// best token leads by more than twice this error.
 #[test(simulated = once)]
 fn quantized_caches_stay_within_their_error() -> Checked {
     let checkpoint = Checkpoint::demo()?;
