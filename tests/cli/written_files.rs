@@ -1,4 +1,5 @@
-//! Permissions of the files that this crate writes, and files that killed processes leave behind.
+//! Permissions of the files that this crate writes, files that killed processes leave behind, and
+//! headers of safetensors files that state a name or a byte twice.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};

@@ -1,4 +1,4 @@
-//! `sum`, `mean`, `max`, `sum_of_squares` and `norm`: extreme numbers, empty axes, costs, traffic.
+//! `sum`, `mean`, `max`, `sum_of_squares` and `norm`: extreme numbers, gradients, costs, traffic.
 //! The conformance table (`tests/catalog`) tests their values.
 
 use mlx_primitives::transforms::{grad, vjp};

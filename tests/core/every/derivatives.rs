@@ -1,5 +1,5 @@
-//! Higher derivatives of every op. The conformance table (`tests/catalog`) compares the first
-//! derivatives with a float64 reference.
+//! Second derivatives of ops, and types and layouts of derivatives. The conformance table
+//! (`tests/catalog`) compares the first derivatives with a float64 reference.
 
 use std::rc::Rc;
 

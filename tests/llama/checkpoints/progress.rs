@@ -1,4 +1,5 @@
-//! The memory that loading a model takes, and the progress that it reports.
+//! The memory that loading a model takes, the progress that it reports, lazy loading, and caches of
+//! a model with sliding windows.
 
 use std::fs;
 use std::path::Path;
