@@ -338,8 +338,8 @@ fn attention_within_limits() -> Checked {
                             assert!(plan.threadgroup_bytes.is_multiple_of(16), "{what}");
                         }
                         let groups: u64 = plans[0].grid.iter().map(|&n| u64::from(n)).product();
-                        // The kernel may split the query rows of a key/value head, and many keys.
-                        // It splits every head in the same way.
+                        // The kernel may split the query rows of a key/value head, and also its
+                        // keys if there are many. It splits every head in the same way.
                         let heads = (batch * kv_heads) as u64;
                         assert!(groups >= heads, "{what}");
                         // If keys are split, many threadgroups run, so each threadgroup is small.
