@@ -31,8 +31,8 @@ pub struct Linear<'a> {
 ///
 /// One kernel moves `m k + n k + m n` elements for m rows, `n` more with a bias and `m n` more with
 /// a residual, and computes `2 m k n` operations. The gradient of `x` and of `w` is one product
-/// each, and the gradient of the bias is a sum. With an activation, functions that `vjp` or `grad`
-/// differentiates run the product and the activation as separate kernels, and keep the sum before
+/// each, and the gradient of the bias is a sum. With an activation, a function that `vjp` or `grad`
+/// differentiates runs the product and the activation as separate kernels, and keeps the sum before
 /// the activation in memory.
 ///
 /// # Errors
