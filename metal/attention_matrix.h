@@ -312,8 +312,8 @@ template <typename T>
   if (params.has_sinks != 0) {
     weight = fast::exp(sink - maximum);
   }
-  // `before` counts the skipped splits, so a split has the same lane in launches that begin with
-  // different splits.
+  // `params.before` is the number of skipped splits modulo SIMD_WIDTH. So a split has the same lane
+  // in launches that begin with different splits.
   const uint end = params.before + params.splits;
   for (uint base = 0; base < end; base += SIMD_WIDTH) {
     const uint head = base == 0 ? params.before : 0;

@@ -29,7 +29,7 @@ METAL_FUNC Stored<T, BITS> part_of_row(
 template <typename T, uint BITS>
 using feature_t = conditional_t<BITS == 0, T, float>;
 
-/** Loads a part of a key or a value, with zeros past its end, and moves `from` ahead by `rows` rows.
+/** Loads a part of a key or a value, with zeros past its end. Moves `from` ahead by `rows` rows.
  * If the part begins past the end of keys and of values, `features` stays unchanged. */
 template <typename T, uint BITS, uint PART>
 METAL_FUNC void load_part(

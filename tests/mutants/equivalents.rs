@@ -75,8 +75,9 @@ pub const KERNELS: &[Equivalent] = &[
     ("take_grad_sum", "= load4(", "T(1.0f)", "only what is stored is used"),
 ];
 
-/// Each entry has a part of the kernel's name or stem, a pattern for the change, and the reason. In
-/// a pattern, `a..b` matches the numbers in that range, and words at the end may be missing.
+/// Each entry has a part of the name of a kernel or of its file, a pattern for the description of
+/// the change, and the reason. In a pattern, `a..b` matches the numbers in that range. A pattern
+/// may also be only the first words of a description.
 pub const DISPATCHES: &[(&str, &str, &str)] = &[
     ("activation_add_relu", "swapped 0 1", "a sum is the same in both orders"),
     ("activation_mul_relu", "swapped 0 1", "a product is the same in both orders"),

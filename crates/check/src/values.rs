@@ -22,8 +22,8 @@ pub(super) struct Place {
 pub(super) type Peer = Option<String>;
 
 impl Conformance {
-    /// Whether, on this backend, values pass that agree with the reference but differ from the
-    /// peer.
+    /// Whether the reference alone decides on this backend: values that agree with it pass, even
+    /// if they differ from the peer.
     pub(super) fn judges(&self, backend: Backend) -> bool {
         self.judges_peer || backend.is_cuda()
     }

@@ -217,9 +217,9 @@ impl Exchange for RankPart {
         self.cuts.absent_queries()
     }
 
-    /// Finds the types of the hidden states. In a pipeline, one rank after the other finds its
-    /// types, and each rank starts from the type that the previous rank has found. Other schemes do
-    /// not need the types.
+    /// Finds the type of the hidden states after each rank of a pipeline. One rank after the other
+    /// calls `after` with the type that the previous rank has found, and the first rank with
+    /// `first`. Other schemes do not need the types.
     fn learn_types(
         &self,
         first: Dtype,

@@ -5,7 +5,8 @@ use std::cell::Cell;
 use crate::dtype::Dtype;
 use mlx_primitives_kernels::ggml_blocks::BlockType;
 
-/// A type of tensors in a GGUF file, and the result of [`load_gguf`](crate::io::load_gguf) for it.
+/// A type of tensors in a GGUF file, and the layout and the rounding with which
+/// [`load_gguf`](crate::io::load_gguf) loads such tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GgufType {

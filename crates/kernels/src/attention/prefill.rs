@@ -19,8 +19,8 @@ use crate::{Machine, Shared};
 pub unsafe fn run<T: Float>(machine: Machine, call: &Attention, out: Shared<T>) {
     let blocks = call.rows().div_ceil(ROWS);
     let items = call.batch * call.kv_heads * blocks;
-    // The work for one feature of one row and one key takes 1/80 ns, or half as long under the
-    // causal rule, which hides about half of the keys.
+    // Work is in tenths of a nanosecond. One feature of one row and one key takes 1/8 of this unit,
+    // or 1/16 under the causal rule, which hides about half of the keys.
     let work = ROWS * call.keys * (call.dim + call.value_dim) / 4 / if call.causal { 4 } else { 2 };
     machine.pool.for_each(items, work, &|items| {
         let space = Space::new(call);

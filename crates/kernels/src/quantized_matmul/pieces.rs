@@ -63,8 +63,8 @@ pub(super) unsafe fn run(machine: Machine, call: &Call) {
                     let x = from.get().cast_const();
                     machine.level.run(Fill { x, m, group: call.group, to: &split, panels });
                 });
-                // First compute the rows that cannot use tiles, since the results may overwrite
-                // the residual.
+                // First compute the rows that cannot use tiles. They need the residual, and the
+                // products below may write the output over it.
                 let (others, results) = without_tiles(machine, call, x, &split);
                 let finish = Finish::new::<f32>(machine, call);
                 prefill::each_product::<f32>(call, &finish, |weights, epilogue| {

@@ -95,8 +95,8 @@ impl<T: Sample> Case<T> {
     /// On each instruction set, every number of threads gives equal derivatives.
     fn check_gradients(&self, what: &str) {
         let expected = self.exact_gradients();
-        // The bounds cover f32 errors in sums of products of up to 4, the error of the weight in
-        // each product, and rounding.
+        // The bounds cover f32 errors in sums of products whose magnitudes are at most 4, the error
+        // of the weight in each product, and rounding.
         let relative = f64::from(T::EPSILON) / 2.0 + 1e-4;
         let absolute = 1e-5 * (self.call.queries as f64).sqrt() + f64::from(T::EPSILON) / 64.0;
         let mut of_level: Option<(Level, Gradients<T>)> = None;
