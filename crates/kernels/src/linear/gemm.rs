@@ -24,18 +24,22 @@ pub use super::weights::{Extents, Places, Weights};
 /// The largest number of rows of packed weights in a block, without tile instructions.
 const BLOCK_COLUMNS: usize = 8 * TILE;
 const _: () = assert!(BLOCK_COLUMNS.is_multiple_of(TILE_ROWS));
-/// The largest number of rows of weights in a block, used with tile instructions. Each block reads
-/// x from beyond the second-level cache, so larger blocks read x fewer times in all.
+/// The largest number of rows of weights in a block, used with tile instructions if x has many
+/// rows. Each block reads x from beyond the second-level cache, so larger blocks read x fewer times
+/// in all.
 const MOST_COLUMNS: usize = if LARGE { 16 * TILE_ROWS } else { BLOCK_COLUMNS };
-/// The largest number of rows of dense weights in a block, without tile instructions.
-const DENSE_COLUMNS: usize = if LARGE { MOST_COLUMNS / 2 } else { BLOCK_COLUMNS };
+/// The largest number of rows of weights in a block, for the other products with tile instructions
+/// and for dense weights without them.
+const MANY_COLUMNS: usize = if LARGE { MOST_COLUMNS / 2 } else { BLOCK_COLUMNS };
 /// The number of tiles that are unpacked together if the weights are stored as `[k, n]` (they "lie
 /// across"), so that more of each row of memory is read at a time.
 pub const TOGETHER: usize = 3;
 const _: () = assert!(TOGETHER * ACROSS <= TILE_ROWS * STRIDE);
-/// The number of words that a product with tile instructions takes at a time, so that its weights
-/// stay in the level-one cache.
+/// The number of words that a product with tile instructions takes at a time if x has many rows, so
+/// that its weights stay in the level-one cache.
 const TILE_WORDS: usize = 256;
+/// The number of words that the other products with tile instructions take at a time.
+const FEW_TILE_WORDS: usize = 128;
 
 /// Multiplies an interleaved x, which several products may share, with weights.
 ///
@@ -62,12 +66,14 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
 ) {
     let extents = Extents { m: x.m, n, k: x.k };
     let in_tiles = in_tiles(machine, weights);
+    let many = has_many_rows::<A, W>(x.m);
     // With `TILES`, each float of x is split into three bf16 parts. These take one and a half times
     // the room of floats, so fewer rows of x stay in the second-level cache.
     let (tile, mut rows, columns) = match in_tiles {
-        true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MOST_COLUMNS),
-        true => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
-        false if W::DENSE => (TILE, MOST_ROWS, DENSE_COLUMNS),
+        true if W::TILES => (TILE_ROWS, BLOCK_ROWS / 2, MANY_COLUMNS),
+        true if many => (TILE_ROWS, MOST_ROWS, MOST_COLUMNS),
+        true => (TILE_ROWS, MOST_ROWS, MANY_COLUMNS),
+        false if W::DENSE => (TILE, MOST_ROWS, MANY_COLUMNS),
         false => (TILE, BLOCK_ROWS, BLOCK_COLUMNS),
     };
     let mut tiles = columns / tile;
@@ -78,7 +84,8 @@ pub(super) unsafe fn multiply_with<A: Arithmetic, W: Weights<A>>(
     let threads = machine.pool.threads();
     let blocks = match (in_tiles, near && threads >= 4) {
         (true, true) => 16 * threads,
-        (true, false) => 2 * threads,
+        (true, false) if many => 2 * threads,
+        (true, false) => 4 * threads,
         (false, _) if W::DENSE => 6 * threads,
         (false, _) => 10 * threads,
     };
@@ -180,6 +187,12 @@ pub(super) fn in_tiles<A: Arithmetic, W: Weights<A>>(machine: Machine, _: &W) ->
     machine.level.multiplies_tiles() && tiled::<A, W>()
 }
 
+/// Whether a product with tile instructions takes the largest blocks. With the largest blocks,
+/// prompts of 128 tokens were measured to take 1.05 to 1.15 times as long.
+const fn has_many_rows<A: Arithmetic, W: Weights<A>>(m: usize) -> bool {
+    !W::TILES && m > BLOCK_ROWS
+}
+
 /// Whether any instruction set multiplies these factors and weights with tile instructions.
 const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
     A::PAIRS || W::BYTES || W::TILES
@@ -216,7 +229,8 @@ impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
     unsafe fn run<V: F32x16>(self) {
         let Self { blocks, row, column, tile, sums } = self;
         let Extents { m, n, k } = blocks.extents;
-        let step = if W::DENSE { SHORT } else { WORDS };
+        let short = W::DENSE && (!blocks.in_tiles() || has_many_rows::<A, W>(m));
+        let step = if short { SHORT } else { WORDS };
         let depth = k.div_ceil(A::PER_WORD).div_ceil(step).max(1);
         let columns = blocks.columns.min(n - column);
         let panels = blocks.rows.min(m - row).div_ceil(LANES);
@@ -335,10 +349,12 @@ impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
         sums: *mut f32,
     ) {
         let panels = self.rows.min(self.extents.m - row).div_ceil(LANES);
-        let passes = words.max(1).div_ceil(TILE_WORDS) * panels.div_ceil(TILE_PANELS);
+        let many = has_many_rows::<A, W>(self.extents.m);
+        let tile_words = if many { TILE_WORDS } else { FEW_TILE_WORDS };
+        let passes = words.max(1).div_ceil(tile_words) * panels.div_ceil(TILE_PANELS);
         let mut ahead = next_row..next_row + TILE_ROWS;
-        for start in (0..words.max(1)).step_by(TILE_WORDS) {
-            let words = TILE_WORDS.min(words - start);
+        for start in (0..words.max(1)).step_by(tile_words) {
+            let words = tile_words.min(words - start);
             for done in (0..panels).step_by(TILE_PANELS) {
                 for next_row in ahead.by_ref().take(TILE_ROWS.div_ceil(passes)) {
                     let [at, len] = [next_at, next_words].map(|words| words * A::PER_WORD);
