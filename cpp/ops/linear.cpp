@@ -49,8 +49,9 @@ mx::array linear(
   if (residual) {
     inputs.push_back(*residual);
   }
-  for (auto& input : inputs) {
-    input = row_contiguous(convert(input, dtype, s), s);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    auto type = i == 1 ? read_as(w.dtype(), dtype, s) : dtype;
+    inputs[i] = row_contiguous(convert(inputs[i], type, s), s);
   }
   Linear::State state{false, bias.has_value(), residual.has_value(), activation};
   return mx::array(shape, dtype, std::make_shared<Linear>(s, state), std::move(inputs));
@@ -294,8 +295,8 @@ Launch plan(
 
 std::vector<Dispatch> Linear::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
-  if (state_.turned) {
-    refuse_elsewhere("matmul");
+  if (cpu_alone(inputs)) {
+    refuse_elsewhere(state_.turned ? "matmul" : "linear");
   }
   if (state_.gated) {
     return gated_dispatches(inputs, outputs, max_threads);
@@ -340,6 +341,7 @@ CpuCall Linear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .turned = state_.turned,
       .activation = static_cast<uint8_t>(state_.activation),
       .order = state_.order,
+      .of_w = element_of(w),
       .batch = extents.batch,
       .m = extents.m,
       .n = extents.n,

@@ -54,7 +54,7 @@ std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevi
 
 /**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
- * residual if present. If w has more axes, x is [..., m, k] with the same leading axes. If
+ * residual if present. Only w, if it is [n, k], can have another type, as `read_as` says. If w has more axes, x is [..., m, k] with the same leading axes. If
  * `State::turned`, the last two axes of x are [k, m] instead of [m, k]. If `State::gated`, the
  * inputs are x, gate, up and the norm's weight.
  */
@@ -80,8 +80,8 @@ class Linear : public ComposedPrimitive {
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return state_.residual ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
-  bool cpu_alone() const override {
-    return state_.turned;
+  bool cpu_alone(const Arrays& inputs) const override {
+    return state_.turned || inputs[1].dtype() != inputs[0].dtype();
   }
   bool adds() const override {
     return state_.residual;

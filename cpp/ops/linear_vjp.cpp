@@ -33,12 +33,10 @@ Arrays Linear::vjp(
       // Multiply all rows at once, unless each batch entry has separate weights.
       bool shared = w.ndim() == 2;
       auto rows = [&](const mx::array& x) { return shared ? rows_of(x, s) : x; };
-      if (state_.columns) {
-        gradients.push_back(product(state_.turned ? x : exchange(rows(x)), rows(g), false, s));
-      } else {
-        gradients.push_back(
-            product(exchange(rows(g)), state_.turned ? x : rows(x), state_.turned, s));
-      }
+      auto of_w = state_.columns
+                      ? product(state_.turned ? x : exchange(rows(x)), rows(g), false, s)
+                      : product(exchange(rows(g)), state_.turned ? x : rows(x), state_.turned, s);
+      gradients.push_back(convert(of_w, w.dtype(), s));
     } else if (state_.biased && argnum == 2) {
       gradients.push_back(sum_of_rows(g, s));
     } else {

@@ -60,14 +60,13 @@ mx::array lora_linear(
 
   auto s = mx::to_stream(s_);
   Arrays inputs;
-  auto add = [&](const mx::array& array, bool converts) {
-    inputs.push_back(row_contiguous(converts ? convert(array, dtype, s) : array, s));
-  };
-  add(x, true);
-  add(a, true);
-  add(b, true);
+  for (auto* array : {&x, &a, &b}) {
+    inputs.push_back(row_contiguous(convert(*array, dtype, s), s));
+  }
   for (auto& array : base.arrays) {
-    add(array, mx::issubdtype(array.dtype(), mx::floating));
+    bool floating = mx::issubdtype(array.dtype(), mx::floating);
+    auto type = base.format && floating ? read_as(array.dtype(), dtype, s) : dtype;
+    inputs.push_back(row_contiguous(floating ? convert(array, type, s) : array, s));
   }
   auto shape = x.shape();
   shape.back() = columns;
@@ -159,6 +158,10 @@ bool LoraLinear::is_equivalent(const mx::Primitive& other) const {
   return format_ == lora.format_ && scale_ == lora.scale_ && order_ == lora.order_;
 }
 
+bool LoraLinear::cpu_alone(const Arrays& inputs) const {
+  return format_ && format_->affine() && inputs[BASE + 1].dtype() != inputs[0].dtype();
+}
+
 std::vector<mx::Shape> LoraLinear::output_shapes(const Arrays& inputs) {
   auto shape = inputs[0].shape();
   shape.back() = inputs[2].shape(0);
@@ -168,6 +171,9 @@ std::vector<mx::Shape> LoraLinear::output_shapes(const Arrays& inputs) {
 std::vector<Dispatch> LoraLinear::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
   auto& x = inputs[0];
+  if (cpu_alone(inputs)) {
+    refuse_elsewhere(lora_op);
+  }
   auto& b = inputs[2];
   auto& out = outputs[0];
   Arrays of_base = {x};
@@ -210,6 +216,7 @@ CpuCall LoraLinear::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .element = element_of(x),
       .mode = format_ ? static_cast<cpu::Mode>(format_->mode) : cpu::Mode::plain,
       .order = order_,
+      .of_scales = element_of(cpu_alone(inputs) ? inputs[BASE + 1] : x),
       .bits = format_ ? static_cast<uint32_t>(format_->bits) : 0,
       .group = format_ ? static_cast<size_t>(format_->group_size) : 0,
       .x = bytes(x),

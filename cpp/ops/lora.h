@@ -23,6 +23,7 @@ mx::array lora_linear(
 
 /**
  * Inputs: x, a, b, then the arrays of the base; row-contiguous. All floating inputs have one type.
+ * Only the scales and biases of affine weights can have another type, as `read_as` says.
  */
 class LoraLinear : public ComposedPrimitive {
  public:
@@ -31,6 +32,7 @@ class LoraLinear : public ComposedPrimitive {
 
   COMPOSED_METHODS(LoraLinear)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool cpu_alone(const Arrays& inputs) const override;
   VJP_METHOD
   VMAP_METHOD
 

@@ -53,7 +53,7 @@ class NormGrad : public ComposedPrimitive {
   COMPOSED_METHODS(NormGrad)
   std::vector<size_t> donors(const Arrays& inputs) const override;
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
-  bool cpu_alone() const override {
+  bool cpu_alone(const Arrays&) const override {
     return kind_.affine;
   }
   bool adds() const override {

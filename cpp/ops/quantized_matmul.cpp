@@ -115,11 +115,17 @@ mx::array quantized_matmul(
   };
   auto add = [&](const mx::array& a) { add_as(a, dtype); };
   add(x);
+  auto of_scales = weights[0].scales.dtype();
+  auto same = [&](auto& weight) { return weight.scales.dtype() == of_scales; };
+  if (format.affine()) {
+    of_scales = std::all_of(weights.begin(), weights.end(), same) ? read_as(of_scales, dtype, s)
+                                                                  : dtype;
+  }
   for (auto& weight : weights) {
     add_as(weight.packed, weight.packed.dtype());
-    add_as(weight.scales, format.affine() ? dtype : weight.scales.dtype());
+    add_as(weight.scales, of_scales);
     if (format.affine()) {
-      add(*weight.biases);
+      add_as(*weight.biases, of_scales);
     }
   }
   for (auto& a : {extras.norm, extras.bias, extras.residual}) {
@@ -304,6 +310,9 @@ Launch plan(
 
 std::vector<Dispatch> QuantizedMatmul::dispatches(
     const Arrays& inputs, const Arrays& outputs, uint32_t max_threads) {
+  if (mixes(inputs)) {
+    refuse_elsewhere(quantized_matmul_op);
+  }
   auto x = inputs[0];
   Rows rows(x);
   QuantizedMatmulParams params{};
@@ -381,6 +390,7 @@ CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .bits = static_cast<uint32_t>(kind_.format.bits),
       .eps = kind_.eps,
       .order = kind_.order,
+      .of_scales = element_of(mixes(inputs) ? inputs[2] : x),
       .group = static_cast<size_t>(kind_.format.group_size),
       .rows = rows.count,
       .axis = rows.axis,

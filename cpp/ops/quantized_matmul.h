@@ -108,7 +108,8 @@ Launch plan_few(
 
 /**
  * Inputs: x, the arrays of each weight, then the norm's weight, the bias and the residual, if
- * present. All are row-contiguous, and all floating inputs have one type.
+ * present. All are row-contiguous, and all floating inputs have one type. Only the scales and
+ * biases of affine weights can have another type, as `read_as` says.
  */
 class QuantizedMatmul : public ComposedPrimitive {
  public:
@@ -131,6 +132,9 @@ class QuantizedMatmul : public ComposedPrimitive {
 
   COMPOSED_METHODS(QuantizedMatmul)
   std::vector<mx::Shape> output_shapes(const Arrays& inputs) override;
+  bool cpu_alone(const Arrays& inputs) const override {
+    return mixes(inputs);
+  }
   std::vector<size_t> donors(const Arrays& inputs) const override {
     return kind_.added ? std::vector<size_t>{inputs.size() - 1} : std::vector<size_t>{};
   }
@@ -141,6 +145,10 @@ class QuantizedMatmul : public ComposedPrimitive {
   /** The number of arrays of a weight. */
   int stride() const {
     return kind_.format.affine() ? 3 : 2;
+  }
+  /** Whether the scales and biases have another type than x. */
+  bool mixes(const Arrays& inputs) const {
+    return kind_.format.affine() && inputs[2].dtype() != inputs[0].dtype();
   }
   QuantizedWeight weight(const Arrays& inputs, int part) const;
   QuantizedExtras extras(const Arrays& inputs) const;

@@ -31,9 +31,11 @@ Arrays QuantizedMatmul::vjp(
   bool of_x = false;
   bool of_weights = false;
   for (int argnum : argnums) {
-    bool packed = argnum > 0 && argnum < norm && (argnum - 1) % stride() == 0;
-    if (packed || (argnum > 0 && argnum < norm && !kind_.format.affine())) {
-      return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs); // MLX refuses it
+    bool of_weight = argnum > 0 && argnum < norm;
+    bool packed = of_weight && (argnum - 1) % stride() == 0;
+    // MLX refuses the gradients of packed weights, and of scales that are bytes.
+    if (packed || (of_weight && (!kind_.format.affine() || mixes(primals)))) {
+      return ComposedPrimitive::vjp(primals, cotangents, argnums, outputs);
     }
     of_x = of_x || argnum == 0 || (kind_.normed && argnum == norm);
     of_weights = of_weights || (argnum > 0 && argnum < norm);

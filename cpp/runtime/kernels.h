@@ -92,6 +92,7 @@ struct LinearCall {
   bool turned;
   uint8_t activation; // as in metal/activation.h
   RowOrder order;
+  Element of_w; // not `element` only if that is f32, and w is [n, k] and x is [m, k]
   size_t batch;
   size_t m;
   size_t n;
@@ -121,6 +122,7 @@ struct LoraCall {
   Element element;
   Mode mode;
   RowOrder order;
+  Element of_scales; // as in QuantizedMatmulCall
   uint32_t bits;
   size_t group;
   Bytes x;
@@ -190,6 +192,7 @@ struct QuantizedMatmulCall {
   uint32_t bits;
   float eps;
   RowOrder order;
+  Element of_scales; // of an affine format; not `element` only if that is f32
   size_t group;
   size_t rows;
   size_t axis;

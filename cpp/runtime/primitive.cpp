@@ -117,6 +117,12 @@ bool FusedPrimitive::in_place(const mx::array& x, const mx::array& out) const {
   return evaluated ? x.buffer().ptr() == out.buffer().ptr() : x.itemsize() == out.itemsize();
 }
 
+mx::Dtype read_as(mx::Dtype own, mx::Dtype dtype, mx::Stream s) {
+  bool halves = own == mx::float16 || own == mx::bfloat16;
+  bool kept = halves && dtype == mx::float32 && s.device == mx::Device::cpu && !simulating();
+  return kept ? own : dtype;
+}
+
 void refuse_elsewhere(const char* op) {
   refuse(op, "only CPUs have a kernel for this, and its stream is a GPU's");
 }
@@ -133,7 +139,7 @@ Cost FusedPrimitive::cost(const Arrays& inputs, const Arrays& outputs) {
   if (std::all_of(outputs.begin(), outputs.end(), [](auto& out) { return out.size() == 0; })) {
     return cost;
   }
-  if (cpu_alone()) {
+  if (cpu_alone(inputs)) {
     cost.dispatches = 1;
     return cost;
   }

@@ -86,8 +86,8 @@ class FusedPrimitive : public mx::Primitive {
     return false;
   }
 
-  /** Whether this primitive has a kernel only for CPUs. */
-  virtual bool cpu_alone() const {
+  /** Whether there is a kernel for these inputs only for CPUs. */
+  virtual bool cpu_alone(const Arrays&) const {
     return false;
   }
 
@@ -187,6 +187,13 @@ class ComposedPrimitive : public FusedPrimitive {
   auto partial(const Arrays& inputs, const std::vector<int>& argnums);
 };
 
+/**
+ * The type in which a product of type `dtype` reads weights, or the scales of packed weights, of
+ * type `own`. CPU kernels convert 16-bit types to float32 while they read them. For other kernels,
+ * the arrays are converted first.
+ */
+mx::Dtype read_as(mx::Dtype own, mx::Dtype dtype, mx::Stream s);
+
 /** Throws if a GPU evaluates a node that has a kernel only for CPUs. */
 [[noreturn]] void refuse_elsewhere(const char* op);
 
@@ -195,7 +202,7 @@ class CpuPrimitive : public ComposedPrimitive {
  public:
   using ComposedPrimitive::ComposedPrimitive;
 
-  bool cpu_alone() const override {
+  bool cpu_alone(const Arrays&) const override {
     return true;
   }
   std::vector<Dispatch> dispatches(const Arrays&, const Arrays&, uint32_t) override {

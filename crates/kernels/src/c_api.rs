@@ -123,6 +123,7 @@ pub struct QuantizedMatmulCall {
     bits: u32,
     eps: f32,
     order: RowOrder,
+    of_scales: Element,
     group: usize,
     rows: usize,
     axis: usize,
@@ -135,11 +136,11 @@ pub struct QuantizedMatmulCall {
     weight_count: usize,
     out: *mut u8,
 }
-layout!(LinearCall, 80, activation 4, batch 8, x 40, out 72);
+layout!(LinearCall, 80, activation 4, of_w 6, batch 8, x 40, out 72);
 layout!(Weights, 32, columns 24);
-layout!(QuantizedMatmulCall, 96, mode 1, bits 4, group 16, x 40, out 88);
+layout!(QuantizedMatmulCall, 96, mode 1, bits 4, of_scales 13, group 16, x 40, out 88);
 layout!(QuantizedTransposedCall, 88, bits 4, weights 40, out 80);
-layout!(LoraCall, 112, mode 1, bits 4, x 16, weights 40, low 72, out 104);
+layout!(LoraCall, 112, mode 1, of_scales 3, bits 4, x 16, weights 40, low 72, out 104);
 
 #[repr(C)]
 pub struct RopeCall {
@@ -273,12 +274,12 @@ entries! {
     ) { crate::dequantize_rows(element, packed, scales, biases, *taken, out, shape) }
     "mlxp_cpu_quantized_matmul" quantized_matmul(call: &QuantizedMatmulCall) {
         let QuantizedMatmulCall { element, mode, bits, group, x, rows, axis, .. } = *call;
-        let QuantizedMatmulCall { norm, eps, bias, residual, order, out, .. } = *call;
+        let QuantizedMatmulCall { norm, eps, bias, residual, order, of_scales, out, .. } = *call;
         let norm = (!norm.is_null()).then_some(Norm { weight: norm, eps });
         let join = if call.swiglu { Join::Swiglu } else { Join::Concatenate };
         let weights = from_raw_parts(call.weights, call.weight_count);
         crate::quantized_matmul(&Call {
-            element, mode, bits, group, x, rows, axis, norm, weights, join, bias, residual,
+            element, of_scales, mode, bits, group, x, rows, axis, norm, weights, join, bias, residual,
             low_rank: None, int8: call.int8, order, out,
         })
     }

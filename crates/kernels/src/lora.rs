@@ -10,6 +10,8 @@ pub struct LoraCall {
     pub element: Element,
     pub mode: Mode,
     pub order: RowOrder,
+    /// The type of the scales of affine weights. If it is not `element`, `element` is f32.
+    pub of_scales: Element,
     /// The number of bits of a packed weight.
     pub bits: u32,
     pub group: usize,
@@ -33,6 +35,7 @@ pub struct LoraCall {
 pub unsafe fn lora(call: &LoraCall) {
     let call = Call {
         element: call.element,
+        of_scales: call.of_scales,
         mode: call.mode,
         bits: call.bits,
         group: call.group,

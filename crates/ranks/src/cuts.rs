@@ -98,10 +98,10 @@ impl Cuts {
     pub fn fresh_rows(&self, path: &str, outputs: i32) -> Range<i32> {
         let own = self.rows(path, outputs);
         let of_own_layer = self.scheme == Scheme::Pipeline && path.starts_with("model.layers.");
-        let Some((ranges, features)) = self.rows_of_ranks(path) else { return own };
-        if of_own_layer {
+        if of_own_layer || self.rank == 0 {
             return own;
         }
+        let Some((ranges, features)) = self.rows_of_ranks(path) else { return 0..0 };
         let held = ranges.iter().take(self.rank).map(|range| range.end * features).max();
         own.start.max(held.unwrap_or(0)).min(own.end)..own.end
     }

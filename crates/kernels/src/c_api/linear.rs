@@ -14,6 +14,7 @@ pub struct LinearCall {
     /// 0 for no activation, or the number of an [`Activation`].
     pub activation: u8,
     pub order: RowOrder,
+    pub of_w: Element,
     pub batch: usize,
     pub m: usize,
     pub n: usize,
@@ -28,7 +29,7 @@ pub struct LinearCall {
 impl LinearCall {
     /// Returns the call for product `entry` of the batch.
     pub fn at(&self, entry: usize) -> crate::LinearCall {
-        let Self { m, n, k, columns, turned, bias, residual, order, .. } = *self;
+        let Self { m, n, k, columns, turned, bias, residual, order, of_w, .. } = *self;
         let start = |elements: usize| entry * elements * self.element.bytes();
         let activation = match self.activation {
             1 => Some(Activation::Relu),
@@ -44,6 +45,7 @@ impl LinearCall {
             k,
             x: self.x.wrapping_add(start(m * k)),
             w: self.w.wrapping_add(if self.w_batched { start(n * k) } else { 0 }),
+            of_w,
             turned,
             columns,
             bias,

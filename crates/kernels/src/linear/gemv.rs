@@ -29,23 +29,23 @@ const STREAMS: usize = 4;
 const WIDE: usize = 8 * LANES;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue writes `[m, n]`.
-pub unsafe fn gemv<T: Float>(
+/// `x` is `[m, k]`, `w` is `[n, k]`; the epilogue writes `[m, n]`. If the types differ, x is f32.
+pub unsafe fn gemv<T: Float, W: Float>(
     machine: Machine,
     extents: Extents,
     x: *const T,
-    w: *const T,
+    w: *const W,
     epilogue: &impl Epilogue,
 ) {
     // SAFETY: the caller's contract.
     unsafe { gemv_with(machine, extents, x, w, &OnLevel { level: machine.level, epilogue }) }
 }
 
-unsafe fn gemv_with<T: Float>(
+unsafe fn gemv_with<T: Float, W: Float>(
     machine: Machine,
     extents: Extents,
     x: *const T,
-    w: *const T,
+    w: *const W,
     steps: &dyn Steps,
 ) {
     let Extents { m, n, k } = extents;
@@ -54,15 +54,15 @@ unsafe fn gemv_with<T: Float>(
         // SAFETY: the caller's contract.
         return unsafe {
             if const { T::IS_BF16 } && pairs {
-                several::<InBf16, T>(machine, extents, x, w, steps)
+                several::<InBf16, T, W>(machine, extents, x, w, steps)
             } else {
-                several::<InF32, T>(machine, extents, x, w, steps)
+                several::<InF32, T, W>(machine, extents, x, w, steps)
             }
         };
     }
     let (x, w) = (Shared(x.cast_mut()), Shared(w.cast_mut()));
     // At best, a core reads two bytes from memory in a tenth of a nanosecond.
-    let work = k * size_of::<T>() / 2;
+    let work = k * size_of::<W>() / 2;
     let run = |converted: *const f32| {
         let converted = Shared(converted.cast_mut());
         machine.pool.for_each(n.div_ceil(LANES), LANES * work, &|blocks| {
@@ -70,7 +70,7 @@ unsafe fn gemv_with<T: Float>(
             // SAFETY: the caller's contract; the blocks' columns are disjoint.
             unsafe {
                 if const { T::IS_BF16 } && pairs {
-                    machine.level.run(Gemv::<T, T, InBf16> {
+                    machine.level.run(Gemv::<T, W, InBf16> {
                         x,
                         w,
                         extents,
@@ -81,7 +81,7 @@ unsafe fn gemv_with<T: Float>(
                     });
                 } else {
                     let x = converted.get();
-                    machine.level.run(Gemv::<f32, T, InF32> {
+                    machine.level.run(Gemv::<f32, W, InF32> {
                         x,
                         w,
                         extents,

@@ -26,7 +26,7 @@ use dense::{Dense, Finish};
 use product::product;
 use weights::Extents;
 
-/// A call of [`linear`], on row-major buffers of one element type.
+/// A call of [`linear`], on row-major buffers of one element type, except w.
 pub struct LinearCall {
     pub m: usize,
     pub n: usize,
@@ -36,6 +36,9 @@ pub struct LinearCall {
     pub turned: bool,
     /// `[n, k]`, or `[k, n]` if `columns`
     pub w: *const u8,
+    /// The element type of w. It can be another type than the call's if the call's type is f32,
+    /// and neither `columns` nor `turned` is set.
+    pub of_w: Element,
     pub columns: bool,
     /// `[n]`, or null
     pub bias: *const u8,
@@ -56,7 +59,49 @@ pub struct LinearCall {
 pub unsafe fn linear(element: Element, call: &LinearCall) {
     let machine = Machine::current();
     // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
-    with_element!(element, T => unsafe { linear_on::<T>(machine, call) })
+    unsafe {
+        if element == call.of_w {
+            with_element!(element, T => linear_on::<T>(machine, call))
+        } else {
+            with_element!(call.of_w, W => mixed_on::<W>(machine, call))
+        }
+    }
+}
+
+/// Multiplies an x of f32 with a w of another type. The results have the bits of a call whose w was
+/// converted to f32.
+///
+/// # Safety
+/// The contract of [`linear`] holds.
+pub unsafe fn mixed_on<W: Float>(machine: Machine, call: &LinearCall) {
+    let extents = Extents { m: call.m, n: call.n, k: call.k };
+    if extents.m == 0 || extents.n == 0 {
+        return;
+    }
+    let (x, w) = (call.x.cast::<f32>(), call.w.cast::<W>());
+    let finish = call.finish::<f32>();
+    // SAFETY: the caller's contract.
+    unsafe {
+        if call.order.is_of_tokens(call.m) {
+            return gemv::gemv(machine, extents, x, w, &finish);
+        }
+        let weights = Dense { w, extents, columns: false };
+        let of_x = Extents { m: extents.n, n: extents.m, k: extents.k };
+        let x = Dense { w: x, extents: of_x, columns: false };
+        product::<InF32, _>(machine, &x, extents.n, &weights, &finish);
+    }
+}
+
+impl LinearCall {
+    fn finish<T: Float>(&self) -> Finish<T> {
+        Finish {
+            out: self.out.cast(),
+            columns: self.n,
+            bias: self.bias.cast(),
+            activation: self.activation,
+            residual: self.residual.cast(),
+        }
+    }
 }
 
 pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
@@ -64,13 +109,7 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
     if extents.m == 0 || extents.n == 0 {
         return;
     }
-    let finish = Finish::<T> {
-        out: call.out.cast(),
-        columns: call.n,
-        bias: call.bias.cast(),
-        activation: call.activation,
-        residual: call.residual.cast(),
-    };
+    let finish = call.finish::<T>();
     let x = call.x.cast::<T>();
     // SAFETY: the caller's contract.
     unsafe {

@@ -24,13 +24,13 @@ const _: () = assert!(BLOCKS.is_multiple_of(SUMS) && SUMS == 4);
 const EACH: usize = COLUMNS * PITCH;
 
 /// # Safety
-/// `x` is `[m, k]`, `w` is `[n, k]`; the steps write `[m, n]`. If factors are bf16, `T` is bf16
-/// too.
-pub unsafe fn several<A: Arithmetic, T: Float>(
+/// `x` is `[m, k]`, `w` is `[n, k]`; the steps write `[m, n]`. If factors are bf16, `T` and
+/// `W` are bf16 too.
+pub unsafe fn several<A: Arithmetic, T: Float, W: Float>(
     machine: Machine,
     extents: Extents,
     x: *const T,
-    w: *const T,
+    w: *const W,
     steps: &dyn Steps,
 ) {
     let Extents { m, n, k } = extents;
@@ -45,7 +45,7 @@ pub unsafe fn several<A: Arithmetic, T: Float>(
         });
         // At best, a core reads two bytes from memory in a tenth of a nanosecond. For every four
         // rows of x, the products with an element of w take as long as the read of this element.
-        let work = LANES * k * size_of::<T>() / 2 * m.div_ceil(4);
+        let work = LANES * k * size_of::<W>() / 2 * m.div_ceil(4);
         machine.pool.for_each(n.div_ceil(LANES), work, &|blocks| {
             let (x, w) = (banded.get().cast_const(), w.get().cast_const());
             let factors = PhantomData::<A>;

@@ -30,10 +30,10 @@ pub enum Mode {
 pub struct Weights {
     /// `axis * bits / 8` bytes for each row.
     pub packed: *const u8,
-    /// One scale for each group, of the element type or of one byte. K-quants have
+    /// One scale for each group, of the type of scales or of one byte. K-quants have
     /// [`SCALE_BYTES`](super::k_quant::SCALE_BYTES) bytes for each of their blocks instead.
     pub scales: *const u8,
-    /// One bias for each group, of the element type; null if the mode has no biases.
+    /// One bias for each group, of the type of scales; null if the mode has no biases.
     pub biases: *const u8,
     pub columns: usize,
 }
@@ -70,6 +70,9 @@ pub enum Join {
 /// The arguments of one call. Buffers hold elements of the type `element` and are aligned to them.
 pub struct Call<'a> {
     pub element: Element,
+    /// The type of the scales and biases of an affine format. If it is not `element`, `element` is
+    /// f32.
+    pub of_scales: Element,
     pub mode: Mode,
     pub bits: u32,
     pub group: usize,

@@ -33,7 +33,7 @@ impl<'a> Finish<'a> {
         unsafe {
             Self::with::<T>(machine, call, |low, rows| {
                 let extents = Extents { m: call.rows, n: low.rank, k: call.axis };
-                gemv(machine, extents, call.x.cast::<T>(), low.a.cast(), rows);
+                gemv(machine, extents, call.x.cast::<T>(), low.a.cast::<T>(), rows);
             })
         }
     }

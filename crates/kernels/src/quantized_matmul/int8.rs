@@ -163,7 +163,7 @@ impl Bytes<'_> {
         len: usize,
         out: *mut f32,
     ) {
-        let Call { element, axis, group, .. } = *self.call;
+        let Call { of_scales: element, axis, group, .. } = *self.call;
         let scale_bytes = if F::AFFINE { element.bytes() } else { 1 };
         let blocks = Blocks::of_call(self.call).filter(|_| F::IN_BLOCKS);
         let first = match blocks {

@@ -48,7 +48,7 @@ impl<'a> Operands<'a> {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { axis, group, .. } = call;
         let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
-        let element = written_out.or(kind.element).unwrap_or(call.element);
+        let element = written_out.or(kind.element).unwrap_or(call.of_scales);
         let each = if kind.affine { element.bytes() } else { 1 };
         Self {
             packed,

@@ -107,7 +107,7 @@ pub(super) unsafe fn run_plain_tokens<T: Float>(machine: Machine, call: &Call) {
         let finish = Finish::new::<T>(machine, call);
         let (finish, step) = (&finish, Step::Finish);
         let epilogue = Columns::<T> { finish, first: 0, step, element: PhantomData };
-        gemv(machine, extents, call.x.cast::<T>(), weights.packed.cast(), &epilogue);
+        gemv(machine, extents, call.x.cast::<T>(), weights.packed.cast::<T>(), &epilogue);
     }
 }
 
@@ -168,7 +168,7 @@ impl Packed<'_> {
     fn at<F: Format, const HALF: bool>(&self, row: usize, k: usize) -> (*const u8, Scales) {
         let Call { axis, group, .. } = *self.call;
         // `HALF` is set only if the call's element is bf16.
-        let element = if HALF { Element::BF16 } else { self.call.element };
+        let element = if HALF { Element::BF16 } else { self.call.of_scales };
         let at = match Blocks::of_call(self.call) {
             Some(_) => Blocks::bytes(row * axis + k),
             None => {

@@ -31,6 +31,17 @@ fn transposed<T: Copy>(rows: &[T], n: usize, k: usize) -> Vec<T> {
 }
 
 fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Vec<T> {
+    run_with(linear_on::<T>, on, case, x, w, extra)
+}
+
+fn run_with<T: Sample, W: Sample>(
+    kernel: unsafe fn(Machine, &LinearCall),
+    on: Machine,
+    case: &Case,
+    x: &[T],
+    w: &[W],
+    extra: &[T],
+) -> Vec<T> {
     let &Case { m, n, k, columns, turned, activation, added, order } = case;
     // The extra elements after the output detect writes beyond its end.
     let mut out = vec![T::from_f32(7.0); m * n + 32];
@@ -42,6 +53,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
         x: x.as_ptr().cast(),
         turned,
         w: w.as_ptr().cast(),
+        of_w: W::ELEMENT,
         columns,
         bias: if added { extra.as_ptr().cast() } else { null },
         activation,
@@ -50,7 +62,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
         out: out.as_mut_ptr().cast(),
     };
     // SAFETY: all buffers have the lengths that the call requires.
-    unsafe { linear_on::<T>(on, &call) };
+    unsafe { kernel(on, &call) };
     assert!(out[m * n..].iter().all(|v| v.to_f32() == 7.0), "stray write");
     if added {
         // The output overwrites the residual.
@@ -58,7 +70,7 @@ fn run<T: Sample>(on: Machine, case: &Case, x: &[T], w: &[T], extra: &[T]) -> Ve
         let call =
             LinearCall { residual: place.as_ptr().cast(), out: place.as_mut_ptr().cast(), ..call };
         // SAFETY: as above; the output may overwrite the residual.
-        unsafe { linear_on::<T>(on, &call) };
+        unsafe { kernel(on, &call) };
         assert_same(&place[..m * n], &out[..m * n], "in place");
     }
     out.truncate(m * n);
@@ -179,6 +191,29 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
 }
 
 each_type!(rows_have_one_order_at_any_width);
+
+/// Checks that an x of f32 gives the bits of weights that were converted to f32.
+fn weights_of_another_type<T: Sample>() {
+    for (m, n, k) in SHAPES.into_iter().chain([(260, 300, 540)]) {
+        let (x, w) = (values::<f32>(m * k, 2.0), values::<T>(n * k, 2.0));
+        let floats: Vec<f32> = w.iter().map(|v| v.to_f32()).collect();
+        let extra = values::<f32>(m * n.max(1), 3.0);
+        for (order, added) in
+            [(RowOrder::Tokens, false), (RowOrder::Prompt, false), (RowOrder::ByCount, true)]
+        {
+            let activation = added.then_some(Activation::Gelu);
+            let case = Case { m, n, k, order, activation, added, ..PLAIN };
+            for machine in machines_and_tiles() {
+                let expected = run(machine, &case, &x, &floats, &extra);
+                let got = run_with(mixed_on::<T>, machine, &case, &x, &w, &extra);
+                let what = format!("{m}x{n}x{k} {order:?} {added} {:?}", machine.level);
+                assert_same(&got, &expected, &what);
+            }
+        }
+    }
+}
+
+each_type!(weights_of_another_type);
 
 /// Checks that an element of the result does not change if x or the weights are stored transposed,
 /// or if the product has fewer rows or columns.

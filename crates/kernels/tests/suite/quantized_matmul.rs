@@ -145,6 +145,7 @@ fn plain<'a, T: Sample>(
 ) -> Call<'a> {
     Call {
         element: element::<T>(),
+        of_scales: element::<T>(),
         mode: format.0,
         bits: format.1,
         group,
@@ -229,6 +230,43 @@ fn products_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
 }
 
 each_type!(products);
+
+/// Checks that an x of f32 gives the bits of scales and biases that were converted to f32.
+fn scales_of_another_type<T: Sample>() {
+    for (format, group, axis) in [(0, 32, 96), (2, 32, 1088), (4, 64, 1088), (5, 128, 384)]
+        .map(|(at, group, axis)| (FORMATS[at], group, axis))
+    {
+        let matrix = Matrix::<T>::random(format, 37, axis, group);
+        let groups = matrix.biases.len();
+        // SAFETY: the matrix has a scale of type T for each group.
+        let scales = unsafe { std::slice::from_raw_parts(matrix.scales.as_ptr().cast(), groups) };
+        let floats = |of: &[T]| of.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
+        let [scales, biases] = [floats(scales), floats(&matrix.biases)];
+        let [scales, biases] = [&scales, &biases].map(|of| of.as_ptr().cast());
+        let all = [[Weights { scales, biases, ..matrix.weights() }], [matrix.weights()]];
+        for (rows, int8) in
+            [(1, false), (3, false), (8, false), (9, false), (40, false), (40, true)]
+        {
+            let x = values::<f32>(rows * axis, 2.0);
+            for machine in machines_and_tiles() {
+                let [expected, got] = [(Element::F32, &all[0]), (element::<T>(), &all[1])].map(
+                    |(of_scales, weights)| {
+                        let mut out = vec![0.0; rows * matrix.columns];
+                        let call = plain(format, group, &x, axis, weights, &mut out);
+                        let call = Call { of_scales, int8, ..call };
+                        // SAFETY: the call's buffers are the vectors of this function.
+                        unsafe { quantized_matmul_on(machine, &call) };
+                        out
+                    },
+                );
+                let what = format!("{format:?} {axis} {rows} {int8} {:?}", machine.level);
+                assert_same(&got, &expected, &what);
+            }
+        }
+    }
+}
+
+each_type!(scales_of_another_type);
 
 /// Multiplies rows of the identity by all 256 values of 8-bit floats.
 fn floats_of_eight_bits<T: Sample>() {
