@@ -38,6 +38,7 @@ mod logsumexp;
 mod lora;
 mod masked_softmax;
 mod memory;
+mod mixed_types;
 mod nvidia;
 mod one_stream;
 mod operators;
