@@ -54,9 +54,10 @@ std::optional<mx::array> gated_linear(Arrays inputs, float eps, mx::StreamOrDevi
 
 /**
  * Inputs, row-contiguous and of one dtype: x [..., k], w [n, k] or [k, n], then the bias and the
- * residual if present. Only w, if it is [n, k], can have another type, as `read_as` says. If w has more axes, x is [..., m, k] with the same leading axes. If
- * `State::turned`, the last two axes of x are [k, m] instead of [m, k]. If `State::gated`, the
- * inputs are x, gate, up and the norm's weight.
+ * residual if present. Only w, if it is [n, k], can have another type, as `read_as` says. If w has
+ * more axes, x is [..., m, k] with the same leading axes. If `State::turned`, the last two axes of
+ * x are [k, m] instead of [m, k]. If `State::gated`, the inputs are x, gate, up and the norm's
+ * weight.
  */
 class Linear : public ComposedPrimitive {
  public:

@@ -118,8 +118,8 @@ mx::array quantized_matmul(
   auto of_scales = weights[0].scales.dtype();
   auto same = [&](auto& weight) { return weight.scales.dtype() == of_scales; };
   if (format.affine()) {
-    of_scales = std::all_of(weights.begin(), weights.end(), same) ? read_as(of_scales, dtype, s)
-                                                                  : dtype;
+    of_scales =
+        std::all_of(weights.begin(), weights.end(), same) ? read_as(of_scales, dtype, s) : dtype;
   }
   for (auto& weight : weights) {
     add_as(weight.packed, weight.packed.dtype());
@@ -196,35 +196,6 @@ Arrays QuantizedMatmul::compose(const Arrays& inputs) {
     y = mx::add(y, *more.residual, s);
   }
   return {y};
-}
-
-std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
-    const Arrays& inputs, const std::vector<int>& axes) {
-  auto s = stream();
-  int size = batch_size(inputs, axes);
-  auto run = [&](const Arrays& inputs) {
-    std::vector<QuantizedWeight> weights;
-    for (int part = 0; part < kind_.parts; ++part) {
-      weights.push_back(weight(inputs, part));
-    }
-    return quantized_matmul(inputs[0], weights, kind_.format, extras(inputs), s);
-  };
-  // If only x and a residual are mapped, the mapped axis becomes a leading axis.
-  size_t residual = kind_.added ? inputs.size() - 1 : inputs.size();
-  bool folds = true;
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    folds = folds && (i == residual || axes[i] < 0);
-  }
-  if (folds) {
-    auto folded = inputs;
-    folded[0] = batch_first(inputs[0], axes[0], size, s);
-    if (kind_.added) {
-      folded[residual] = batch_first(inputs[residual], axes[residual], size, s);
-    }
-    return {{run(folded)}, {0}};
-  }
-  // Each entry has separate weights, and MLX too lacks a batched product for them.
-  return {{entry_by_entry(inputs, axes, run, s)}, {0}};
 }
 
 bool QuantizedMatmul::is_equivalent(const mx::Primitive& other) const {

@@ -1,4 +1,4 @@
-// The gradients of a QuantizedMatmul.
+// The gradients of a QuantizedMatmul, and its products of mapped batches.
 #include "ops/activation.h"
 #include "ops/linear.h"
 #include "ops/quantize.h"
@@ -91,6 +91,35 @@ Arrays QuantizedMatmul::vjp(
     }
   }
   return gradients;
+}
+
+std::pair<Arrays, std::vector<int>> QuantizedMatmul::vmap(
+    const Arrays& inputs, const std::vector<int>& axes) {
+  auto s = stream();
+  int size = batch_size(inputs, axes);
+  auto run = [&](const Arrays& inputs) {
+    std::vector<QuantizedWeight> weights;
+    for (int part = 0; part < kind_.parts; ++part) {
+      weights.push_back(weight(inputs, part));
+    }
+    return quantized_matmul(inputs[0], weights, kind_.format, extras(inputs), s);
+  };
+  // If only x and a residual are mapped, the mapped axis becomes a leading axis.
+  size_t residual = kind_.added ? inputs.size() - 1 : inputs.size();
+  bool folds = true;
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    folds = folds && (i == residual || axes[i] < 0);
+  }
+  if (folds) {
+    auto folded = inputs;
+    folded[0] = batch_first(inputs[0], axes[0], size, s);
+    if (kind_.added) {
+      folded[residual] = batch_first(inputs[residual], axes[residual], size, s);
+    }
+    return {{run(folded)}, {0}};
+  }
+  // Each entry has separate weights, and MLX too lacks a batched product for them.
+  return {{entry_by_entry(inputs, axes, run, s)}, {0}};
 }
 
 } // namespace mlx_primitives

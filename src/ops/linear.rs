@@ -35,6 +35,9 @@ pub struct Linear<'a> {
 /// differentiates runs the product and the activation as separate kernels, and keeps the sum before
 /// the activation in memory.
 ///
+/// Inputs of another type than the result are converted first. Only if `w` has 16 bits and the
+/// result is float32, a CPU's kernel converts `w` while it reads it.
+///
 /// # Errors
 ///
 /// Returns an error if the dimensions do not match, or a type is not float32, float16 or bfloat16.

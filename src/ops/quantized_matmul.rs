@@ -72,7 +72,8 @@ fn run(
 /// One kernel moves `m k + w + m n` elements for m rows, and computes `2 m k n` operations. Here w
 /// is the size of the packed weight in bytes, divided by the size of an element. More than eight
 /// rows with a norm take one more kernel. Without a norm, the gradient in `x` takes one kernel: no
-/// unpacked weight is kept.
+/// unpacked weight is kept. Inputs of another type than the result are converted first. Only if
+/// scales have 16 bits and the result is float32, a CPU's kernel converts them while it reads them.
 ///
 /// # Errors
 ///

@@ -44,7 +44,7 @@ fn check_gradients(f: impl Fn(&[Array]) -> Result<Array>, inputs: &[&Array]) -> 
     Ok(())
 }
 
-/// The same weights with scales and biases of float32.
+/// Returns the weights with scales and biases of float32.
 fn widened(w: &QuantizedWeight) -> Result<QuantizedWeight> {
     let wide = |x: &Array| x.astype(Dtype::Float32);
     let biases = w.biases().map(wide).transpose()?;
