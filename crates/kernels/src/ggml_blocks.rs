@@ -11,6 +11,7 @@
 //! step keeps its numbers, and the numbers of the other half are rounded.
 
 mod layouts;
+mod plain;
 
 use half::f16;
 
@@ -160,6 +161,9 @@ impl BlockType {
     /// either slice.
     pub fn fill(self, part: Part, blocks: &[u8], out: &mut [u8]) {
         let (bytes, bits) = (self.group_bytes(part), self.bits());
+        if self.has_f16_scales() {
+            return self.fill_plain(part, blocks, out);
+        }
         match part {
             Part::Codes => self.each_group(blocks, out, bytes, |group, out| {
                 pack(&group.codes, bits, out);
