@@ -3,6 +3,7 @@ folder."""
 
 import json
 import struct
+import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -14,6 +15,7 @@ import build
 import chart
 import contestants
 import gguf
+import load
 import measure
 import report
 import run
@@ -297,6 +299,28 @@ class Alternate(unittest.TestCase):
                 with self.assertRaisesRegex(build.Unavailable, "printed too little in 0.2 s"):
                     alternate.Player([run.sys.executable, "-c", script], 1, "x", 1)
         self.assertEqual(started[0].returncode, -alternate.signal.SIGKILL)
+
+
+class Load(unittest.TestCase):
+    def test_a_process_is_timed_with_its_memory(self):
+        seconds, megabytes = load.process([sys.executable, "-c", "len(bytearray(80_000_000))"], 1)
+        self.assertTrue(0 < seconds < 60 and 80 < megabytes < 2000, (seconds, megabytes))
+
+    def test_a_process_that_fails_is_told(self):
+        command = [sys.executable, "-c", "raise SystemExit('error: no such model')"]
+        with self.assertRaisesRegex(build.Unavailable, "error: no such model"):
+            load.process(command, 1)
+
+    def test_a_row_has_the_medians_of_all_rounds_after_the_first(self):
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(2_000_000))
+            file.flush()
+            peer = mock.Mock(format="Q8_0", model=Path(file.name), binary="llama-bench")
+            ours, theirs = [(9, 9), (2, 300), (4, 500), (3, 400)], [(9, 9), (2, 200)] + 2 * [(2, 200)]
+            turns = [turn for pair in zip(ours, theirs) for turn in pair]
+            with mock.patch("load.process", side_effect=turns):
+                row = load.row(peer, "mlx-primitives", 2, 3)
+        self.assertEqual(row, "| Q8_0, 2 MB | 3.00 | 2.00 | 1.50 | 400 | 200 | 2.00 |")
 
 
 class Machine(unittest.TestCase):
