@@ -163,7 +163,8 @@ impl Bytes<'_> {
         len: usize,
         out: *mut f32,
     ) {
-        let Call { of_scales: element, axis, group, .. } = *self.call;
+        let Call { axis, group, .. } = *self.call;
+        let element = self.call.of_scales;
         let scale_bytes = if F::AFFINE { element.bytes() } else { 1 };
         let blocks = Blocks::of_call(self.call).filter(|_| F::IN_BLOCKS);
         let first = match blocks {

@@ -147,7 +147,8 @@ impl Codes<'_> {
         len: usize,
         out: *mut f32,
     ) {
-        let Call { of_scales: element, axis, group, .. } = *self.call;
+        let Call { axis, group, .. } = *self.call;
+        let element = self.call.of_scales;
         let (at, len) = (row * axis + k * PAIR, len * PAIR);
         let packed = self.weights.packed.wrapping_add(at / 8 * F::BITS as usize);
         let blocks = Blocks::of_call(self.call).filter(|_| F::IN_BLOCKS);
