@@ -1,5 +1,6 @@
 #include "ops/quantized_matmul.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "../../metal/quantized_matmul.h"

@@ -279,8 +279,8 @@ entries! {
         let join = if call.swiglu { Join::Swiglu } else { Join::Concatenate };
         let weights = from_raw_parts(call.weights, call.weight_count);
         crate::quantized_matmul(&Call {
-            element, of_scales, mode, bits, group, x, rows, axis, norm, weights, join, bias, residual,
-            low_rank: None, int8: call.int8, order, out,
+            element, of_scales, mode, bits, group, x, rows, axis, norm, weights, join, bias,
+            residual, low_rank: None, int8: call.int8, order, out,
         })
     }
     "mlxp_cpu_quantized_transposed" transposed(call: &QuantizedTransposedCall) {

@@ -165,15 +165,13 @@ impl BlockType {
             return self.fill_plain(part, blocks, out);
         }
         match part {
-            Part::Codes => self.each_group(blocks, out, bytes, |group, out| {
-                pack(&group.codes, bits, out);
-            }),
-            Part::Scales => self.each_group(blocks, out, bytes, |group, out| {
-                write_float(group.scale, out);
-            }),
-            Part::Biases => self.each_group(blocks, out, bytes, |group, out| {
-                write_float(group.bias, out);
-            }),
+            Part::Codes | Part::Scales | Part::Biases => {
+                self.each_group(blocks, out, bytes, |group, out| match part {
+                    Part::Codes => pack(&group.codes, bits, out),
+                    Part::Scales => write_float(group.scale, out),
+                    _ => write_float(group.bias, out),
+                });
+            }
             Part::OwnCodes if self == Self::Q6K => {
                 let outs = out.chunks_exact_mut(self.part_bytes(part));
                 for (block, out) in blocks.chunks_exact(self.bytes()).zip(outs) {

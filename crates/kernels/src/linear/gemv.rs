@@ -5,6 +5,7 @@
 //! Every output is summed in the same order for any number of rows, so a token's result does not
 //! depend on the other tokens in its batch.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::element::Float;
@@ -48,57 +49,38 @@ unsafe fn gemv_with<T: Float, W: Float>(
     w: *const W,
     steps: &dyn Steps,
 ) {
+    // SAFETY: the caller's contract; x holds `m * k` elements.
+    unsafe {
+        if const { T::IS_BF16 } && machine.level.dots_bf16() {
+            return gemv_in::<InBf16, T, W>(machine, extents, x, w, steps);
+        }
+        with_floats(machine, x, extents.m * extents.k, &|x| {
+            gemv_in::<InF32, f32, W>(machine, extents, x, w, steps);
+        });
+    }
+}
+
+unsafe fn gemv_in<A: Arithmetic, X: Float, W: Float>(
+    machine: Machine,
+    extents: Extents,
+    x: *const X,
+    w: *const W,
+    steps: &dyn Steps,
+) {
     let Extents { m, n, k } = extents;
-    let pairs = const { T::IS_BF16 } && machine.level.dots_bf16();
     if m > TOGETHER {
         // SAFETY: the caller's contract.
-        return unsafe {
-            if const { T::IS_BF16 } && pairs {
-                several::<InBf16, T, W>(machine, extents, x, w, steps)
-            } else {
-                several::<InF32, T, W>(machine, extents, x, w, steps)
-            }
-        };
+        return unsafe { several::<A, X, W>(machine, extents, x, w, steps) };
     }
     let (x, w) = (Shared(x.cast_mut()), Shared(w.cast_mut()));
+    let streams = A::PAIRS && machine.level.multiplies_tiles();
     // At best, a core reads two bytes from memory in a tenth of a nanosecond.
     let work = k * size_of::<W>() / 2;
-    let run = |converted: *const f32| {
-        let converted = Shared(converted.cast_mut());
-        machine.pool.for_each(n.div_ceil(LANES), LANES * work, &|blocks| {
-            let (w, x) = (w.get(), x.get());
-            // SAFETY: the caller's contract; the blocks' columns are disjoint.
-            unsafe {
-                if const { T::IS_BF16 } && pairs {
-                    machine.level.run(Gemv::<T, W, InBf16> {
-                        x,
-                        w,
-                        extents,
-                        blocks,
-                        steps,
-                        streams: machine.level.multiplies_tiles(),
-                        arithmetic: InBf16,
-                    });
-                } else {
-                    let x = converted.get();
-                    machine.level.run(Gemv::<f32, W, InF32> {
-                        x,
-                        w,
-                        extents,
-                        blocks,
-                        steps,
-                        streams: false,
-                        arithmetic: InF32,
-                    });
-                }
-            }
-        });
-    };
-    if pairs {
-        return run(std::ptr::null());
-    }
-    // SAFETY: x holds `m * k` elements.
-    unsafe { with_floats(machine, x.get(), m * k, &run) }
+    machine.pool.for_each(n.div_ceil(LANES), LANES * work, &|blocks| {
+        let (x, w, arithmetic) = (x.get(), w.get(), PhantomData::<A>);
+        // SAFETY: the caller's contract; the blocks' columns are disjoint.
+        unsafe { machine.level.run(Gemv { x, w, extents, blocks, steps, streams, arithmetic }) };
+    });
 }
 
 /// Calls `body` with x as floats, which are x itself or a converted copy.
@@ -151,7 +133,7 @@ struct Gemv<'a, X, T, A> {
     steps: &'a dyn Steps,
     /// Whether several rows of w are read at a time if x is one row of pairs.
     streams: bool,
-    arithmetic: A,
+    arithmetic: PhantomData<A>,
 }
 
 impl<X: Float, T: Float, A: Arithmetic> Kernel for Gemv<'_, X, T, A> {
@@ -160,7 +142,6 @@ impl<X: Float, T: Float, A: Arithmetic> Kernel for Gemv<'_, X, T, A> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let _ = self.arithmetic;
         let n = self.extents.n;
         let (mut sums, m) = ([[0.0f32; WIDE]; TOGETHER], self.extents.m);
         let Range { start, end } = self.blocks;

@@ -18,11 +18,12 @@ pub mod workspace;
 
 use super::Machine;
 use super::activation::Activation;
-use super::element::{Bf16, Element, Float, with_element};
+use super::element::{Bf16, Element, F16, Float, with_element};
 use super::row_order::{FEW_ROWS, RowOrder};
 use super::simd::Level;
 use arithmetic::{InBf16, InF32};
 use dense::{Dense, Finish};
+use interleaved::Factor;
 use product::product;
 use weights::Extents;
 
@@ -60,10 +61,10 @@ pub unsafe fn linear(element: Element, call: &LinearCall) {
     let machine = Machine::current();
     // SAFETY: the caller's contract; this CPU has the instruction set of `machine`.
     unsafe {
-        if element == call.of_w {
-            with_element!(element, T => linear_on::<T>(machine, call))
-        } else {
-            with_element!(call.of_w, W => mixed_on::<W>(machine, call))
+        match call.of_w {
+            same if same == element => with_element!(element, T => linear_on::<T>(machine, call)),
+            Element::F16 => mixed_on::<F16>(machine, call),
+            _ => mixed_on::<Bf16>(machine, call),
         }
     }
 }
@@ -88,7 +89,9 @@ pub unsafe fn mixed_on<W: Float>(machine: Machine, call: &LinearCall) {
         let weights = Dense { w, extents, columns: false };
         let of_x = Extents { m: extents.n, n: extents.m, k: extents.k };
         let x = Dense { w: x, extents: of_x, columns: false };
-        product::<InF32, _>(machine, &x, extents.n, &weights, &finish);
+        Factor::<InF32>::interleaved(&x, machine, 0..extents.m, &|x| {
+            gemm::multiply(machine, x, extents.n, &weights, &finish);
+        });
     }
 }
 
