@@ -73,7 +73,7 @@ pub unsafe fn linear(element: Element, call: &LinearCall) {
 /// converted to f32.
 ///
 /// # Safety
-/// The contract of [`linear`] holds.
+/// The contract of [`linear`] holds, `W` is the type of w, and x is f32.
 pub unsafe fn mixed_on<W: Float>(machine: Machine, call: &LinearCall) {
     let extents = Extents { m: call.m, n: call.n, k: call.k };
     if extents.m == 0 || extents.n == 0 {

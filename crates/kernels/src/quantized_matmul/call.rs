@@ -30,10 +30,10 @@ pub enum Mode {
 pub struct Weights {
     /// `axis * bits / 8` bytes for each row.
     pub packed: *const u8,
-    /// One scale for each group, of the type of scales or of one byte. K-quants have
+    /// One scale for each group, of the type [`Call::of_scales`] or of one byte. K-quants have
     /// [`SCALE_BYTES`](super::k_quant::SCALE_BYTES) bytes for each of their blocks instead.
     pub scales: *const u8,
-    /// One bias for each group, of the type of scales; null if the mode has no biases.
+    /// One bias for each group, of the type of the scales; null if the mode has no biases.
     pub biases: *const u8,
     pub columns: usize,
 }

@@ -238,10 +238,13 @@ fn scales_of_another_type<T: Sample>() {
     {
         let matrix = Matrix::<T>::random(format, 37, axis, group);
         let groups = matrix.biases.len();
-        // SAFETY: the matrix has a scale of type T for each group.
-        let scales = unsafe { std::slice::from_raw_parts(matrix.scales.as_ptr().cast(), groups) };
-        let floats = |of: &[T]| of.iter().map(|v| v.to_f32()).collect::<Vec<_>>();
-        let [scales, biases] = [floats(scales), floats(&matrix.biases)];
+        let scale = |group: usize| {
+            let at = matrix.scales.as_ptr().cast::<T>().wrapping_add(group);
+            // SAFETY: the matrix has a scale of type T for each group, at any alignment.
+            unsafe { at.read_unaligned() }.to_f32()
+        };
+        let scales: Vec<f32> = (0..groups).map(scale).collect();
+        let biases: Vec<f32> = matrix.biases.iter().map(|bias| bias.to_f32()).collect();
         let [scales, biases] = [&scales, &biases].map(|of| of.as_ptr().cast());
         let all = [[Weights { scales, biases, ..matrix.weights() }], [matrix.weights()]];
         for (rows, int8) in
