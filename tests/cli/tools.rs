@@ -306,12 +306,13 @@ fn failures_name_the_file_and_bad_usage_exits_with_2() {
         &["bench", "--config", "a", "--model", "b"],
         &["bench", "-n", "0"],
         &["bench", "--kv-bits", "7"],
-        &["bench", "--dtype", "float16"],
+        &["bench", "--dtype", "int8"],
         &["quantize", "--model", DEMO],
         &["quantize", "--output", "x"],
         &["fuse"],
         &["info", "--bits", "4"],
         &["info", "--context", "7"],
+        &["info", "--dtype", "float16"],
         &["info", "--kv-group-size", "32"],
     ] {
         let output = run(arguments);

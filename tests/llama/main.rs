@@ -11,6 +11,7 @@ mod chat_template;
 mod checkpoints;
 mod config_keys;
 mod conversions;
+mod converted_weights;
 mod endings;
 mod fused_llama;
 mod generation;

@@ -40,14 +40,12 @@ const PREFILL_STEP: usize = 512;
 pub struct Args {
     #[command(flatten)]
     pub source: Source,
-    /// A config.json whose model gets random weights, instead of a checkpoint.
+    /// A config.json whose model gets random weights, of bfloat16 without --dtype, instead of a
+    /// checkpoint.
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     config: Option<PathBuf>,
     #[command(flatten)]
     packing: Packing,
-    /// Type of the activations of a model of random weights.
-    #[arg(long, value_enum, default_value = "bfloat16", requires = "config")]
-    dtype: Float,
     /// Tokens of the prompt; 0 measures decoding alone.
     #[arg(long, short, default_value_t = 512, value_name = "N")]
     prompt_tokens: u32,
@@ -135,9 +133,10 @@ fn model(args: &Args) -> Result<Llama> {
     let in_file = || path.display().to_string();
     let text = files::read_to_string(path)?;
     let config = Config::parse(&text).with_context(in_file)?;
+    let dtype = args.source.dtype.unwrap_or(Float::Bfloat16).into();
     match joined::split() {
-        Some(split) => split.random(config, args.dtype.into(), to, 0),
-        None => Llama::random(config, args.dtype.into(), to, 0),
+        Some(split) => split.random(config, dtype, to, 0),
+        None => Llama::random(config, dtype, to, 0),
     }
     .with_context(in_file)
 }

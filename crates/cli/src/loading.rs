@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
-use mlx_primitives_llama::{Checkpoint, base::Progress, hub};
-use mlx_primitives_ranks::Split;
+use mlx_primitives_llama::base::{Progress, Weights};
+use mlx_primitives_llama::{Checkpoint, Config, hub};
 
 use crate::joined;
 use crate::output;
@@ -41,9 +41,12 @@ pub fn find(model: &mut PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Loads a model from a directory or a `.gguf` file, or only this rank's part of the model. Shows a
-/// progress bar on stderr if that is a terminal.
-pub fn load(path: &Path, split: Option<&Split>) -> Result<Checkpoint> {
+/// Loads a model from a directory or a `.gguf` file. `hold` converts the weights, or restricts them
+/// to a part. Shows a progress bar on stderr if that is a terminal.
+pub fn load(
+    path: &Path,
+    hold: impl FnOnce(&Config, Weights) -> mlx_primitives::Result<Weights>,
+) -> Result<Checkpoint> {
     let style = ProgressStyle::with_template(
         "loading {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",
     )?;
@@ -57,10 +60,7 @@ pub fn load(path: &Path, split: Option<&Split>) -> Result<Checkpoint> {
         });
         bar.set_position(progress.done);
     };
-    let checkpoint = match split {
-        Some(split) => split.load(path, &mut show),
-        None => Checkpoint::load_with(path, &mut show),
-    };
+    let checkpoint = Checkpoint::load_part(path, hold, &mut show);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }

@@ -31,7 +31,9 @@ pub fn run(args: Args) -> Result<()> {
         Trainer::check_path(&run.adapter_path)?;
     }
     let (checkpoint, template) = match &run.model {
-        Some(path) => (crate::loading::load(path, None)?, ChatTemplate::load(path)?),
+        Some(path) => {
+            (crate::loading::load(path, |_, weights| Ok(weights))?, ChatTemplate::load(path)?)
+        }
         None => (Checkpoint::demo()?, None),
     };
     let _resident = Resident::new(checkpoint.llama.nbytes());

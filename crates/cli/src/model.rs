@@ -10,7 +10,9 @@ use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use mlx_primitives::Dtype;
 use mlx_primitives::ops::QuantizedMode;
-use mlx_primitives_llama::{Adapters, CacheKind, Checkpoint, Llama, Quantization};
+use mlx_primitives_llama::base::Weights;
+use mlx_primitives_llama::{Adapters, CacheKind, Checkpoint, Config, Llama, Quantization};
+use mlx_primitives_ranks::Split;
 
 use crate::joined;
 use crate::output;
@@ -24,6 +26,10 @@ pub struct Source {
     /// Low-rank adapters of mlx_lm.lora or PEFT beside the weights: a directory or name.
     #[arg(long, value_name = "MODEL")]
     pub adapter_path: Option<PathBuf>,
+    /// Convert the floats of the weights to this type, which activations have too [default: the
+    /// types of the files].
+    #[arg(long, value_enum, value_name = "TYPE", hide_possible_values = true)]
+    pub dtype: Option<Float>,
 }
 
 impl Source {
@@ -32,21 +38,40 @@ impl Source {
     }
 
     pub fn load(&self) -> Result<Checkpoint> {
-        let checkpoint = match (&self.model, joined::split()) {
-            (Some(path), split) => crate::loading::load(path, split)?,
-            (None, Some(split)) => split.demo()?,
-            (None, None) => Checkpoint::demo()?,
+        let hold = |config: &_, weights| self.hold(joined::split(), config, weights);
+        let checkpoint = match &self.model {
+            Some(path) => crate::loading::load(path, hold)?,
+            None => Checkpoint::demo_part(hold)?,
         };
         Ok(Checkpoint { llama: self.adapted(checkpoint.llama)?, ..checkpoint })
     }
 
-    /// Loads the model without its tokenizer, and reads only the headers of its files.
-    pub fn load_lazily(&self) -> Result<Llama> {
+    /// Loads the model, or its part in the split, without its tokenizer. Reads only the headers of
+    /// its files.
+    pub fn load_lazily(&self, split: Option<&Split>) -> Result<Llama> {
+        let hold = |config: &_, weights| self.hold(split, config, weights);
         let llama = match &self.model {
-            Some(path) => Llama::load_lazily(path)?,
-            None => Checkpoint::demo()?.llama,
+            Some(path) => Llama::load_part_lazily(path, hold)?,
+            None => Checkpoint::demo_part(hold)?.llama,
         };
         self.adapted(llama)
+    }
+
+    /// Converts weights as `--dtype` says, and restricts them to a part of the split.
+    pub fn hold(
+        &self,
+        split: Option<&Split>,
+        config: &Config,
+        weights: Weights,
+    ) -> mlx_primitives::Result<Weights> {
+        let weights = match self.dtype {
+            Some(dtype) => weights.converted_to(dtype.into())?,
+            None => weights,
+        };
+        match split {
+            Some(split) => split.hold(config, weights),
+            None => Ok(weights),
+        }
     }
 
     fn adapted(&self, llama: Llama) -> Result<Llama> {

@@ -170,7 +170,8 @@ impl Session {
             "expected a model with a chat template for --system-prompt"
         );
         let draft = args.draft_model.as_deref();
-        let draft = draft.map(|path| crate::loading::load(path, None)).transpose()?;
+        let whole = |config: &_, weights| args.source.hold(None, config, weights);
+        let draft = draft.map(|path| crate::loading::load(path, whole)).transpose()?;
         let draft = draft.map(|draft| draft.with_activations(activations));
         if let Some(draft) = &draft {
             let sizes = [&checkpoint, draft].map(|c| c.llama.config().vocab_size);

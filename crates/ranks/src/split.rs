@@ -1,10 +1,5 @@
-use std::path::Path;
-
 use mlx_primitives::{Dtype, Error, Result};
-use mlx_primitives_llama::{
-    Checkpoint, Config, Llama, Quantization,
-    base::{Progress, Weights},
-};
+use mlx_primitives_llama::{Config, Llama, Quantization, base::Weights};
 
 use super::cuts::Cuts;
 use super::group::Group;
@@ -20,11 +15,13 @@ use super::scheme::Scheme;
 /// anything.
 ///
 /// ```
+/// use mlx_primitives_llama::Checkpoint;
 /// use mlx_primitives_ranks::{Group, Options, Split};
 ///
 /// // The group has one rank here, and several ranks under `mlx.launch`.
 /// let group = Group::join(Options::default())?;
-/// let checkpoint = Split::new(&group, &[])?.demo()?;
+/// let split = Split::new(&group, &[])?;
+/// let checkpoint = Checkpoint::demo_part(|config, weights| split.hold(config, weights))?;
 /// let prompt = checkpoint.tokenizer.encode("Once upon a time")?;
 /// let options = mlx_primitives_llama::Options { max_tokens: 4, ..Default::default() };
 /// assert_eq!(checkpoint.generate(&prompt, &options)?.count(), 4);
@@ -61,8 +58,8 @@ impl Split {
     }
 
     /// Makes a split for one rank of a group that does not exist yet. Load its models by
-    /// [`load_lazily`](Self::load_lazily). They compute nothing, and only tell how many bytes the
-    /// rank would hold and send.
+    /// [`Llama::load_part_lazily`]. They compute nothing, and only tell how many bytes the rank
+    /// would hold and send.
     ///
     /// # Errors
     ///
@@ -74,8 +71,10 @@ impl Split {
     ///
     /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
     /// let whole = Llama::load_lazily(demo)?.nbytes();
-    /// let half = Split::planned(&[1, 1], 0)?.load_lazily(demo)?.nbytes();
-    /// assert!(half > whole / 2 && half < whole / 20 * 11); // each rank has all norms
+    /// let split = Split::planned(&[1, 1], 0)?;
+    /// let half = Llama::load_part_lazily(demo, |config, weights| split.hold(config, weights))?;
+    /// // Each rank has all norms.
+    /// assert!(half.nbytes() > whole / 2 && half.nbytes() < whole / 20 * 11);
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     pub fn planned(shares: &[u32], rank: usize) -> Result<Self> {
@@ -91,14 +90,18 @@ impl Split {
     /// Selects another scheme. All ranks must select the same one.
     ///
     /// ```
+    /// use mlx_primitives_llama::Llama;
     /// use mlx_primitives_ranks::{Scheme, Split};
     ///
     /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
+    /// let load = |split: Split| {
+    ///     Llama::load_part_lazily(demo, |config, weights| split.hold(config, weights))
+    /// };
     /// let split = Split::planned(&[3, 1], 1)?.with_scheme(Scheme::Pipeline);
-    /// assert!(split.load_lazily(demo)?.nbytes() > 0); // the last of four layers
+    /// assert!(load(split)?.nbytes() > 0); // the last of four layers
     /// // Four layers cannot be divided by five.
     /// let split = Split::planned(&[1; 5], 0)?.with_scheme(Scheme::Pipeline);
-    /// assert!(split.load_lazily(demo).is_err());
+    /// assert!(load(split).is_err());
     /// # Ok::<(), mlx_primitives::Error>(())
     /// ```
     #[must_use]
@@ -111,62 +114,20 @@ impl Split {
         Cuts::new(self.scheme, self.rank, &self.shares, config)
     }
 
-    /// Restricts weights to the part that this rank holds.
-    fn hold(&self, config: &Config, weights: Weights) -> Result<Weights> {
+    /// Restricts weights to the part that this rank holds. [`Llama::load_part`],
+    /// [`Llama::load_part_lazily`], and `load_part` and `demo_part` of
+    /// [`Checkpoint`](mlx_primitives_llama::Checkpoint) take a function that calls it.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for a model with fewer query heads (in a pipeline, layers) than ranks.
+    pub fn hold(&self, config: &Config, weights: Weights) -> Result<Weights> {
         if self.shares.len() < 2 {
             return Ok(weights);
         }
         let said = format!("{:?} {:?}", self.scheme, self.shares);
         let part = RankPart::new(self.group.clone(), self.cuts(config)?, said)?;
         Ok(weights.held_by(part))
-    }
-
-    /// Loads this rank's part of a model without its tokenizer, like [`Llama::load_with`].
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads (in a
-    /// pipeline, layers) than ranks.
-    pub fn load_llama(
-        &self,
-        path: impl AsRef<Path>,
-        progress: impl FnMut(Progress),
-    ) -> Result<Llama> {
-        Llama::load_part(path, |config, weights| self.hold(config, weights), progress)
-    }
-
-    /// Loads this rank's part of a model, but reads only the headers, as [`Llama::load_lazily`]
-    /// does.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if [`Llama::load`] would, and for a model with fewer query heads (in a
-    /// pipeline, layers) than ranks.
-    pub fn load_lazily(&self, path: impl AsRef<Path>) -> Result<Llama> {
-        Llama::load_part_lazily(path, |config, weights| self.hold(config, weights))
-    }
-
-    /// Loads this rank's part of a checkpoint, and calls `progress` as [`Llama::load_with`] does.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if [`Checkpoint::load`] would, and for a model with fewer query heads (in a
-    /// pipeline, layers) than ranks.
-    pub fn load(
-        &self,
-        path: impl AsRef<Path>,
-        progress: impl FnMut(Progress),
-    ) -> Result<Checkpoint> {
-        Checkpoint::load_part(path, |config, weights| self.hold(config, weights), progress)
-    }
-
-    /// Loads this rank's part of the small model that comes with the crate.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if [`Checkpoint::demo`] would, and for more than four ranks.
-    pub fn demo(&self) -> Result<Checkpoint> {
-        Checkpoint::demo_part(|config, weights| self.hold(config, weights))
     }
 
     /// Makes this rank's part of the model that [`Llama::random`] makes.

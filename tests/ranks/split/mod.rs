@@ -10,6 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use harness::roles::ROLE;
+use mlx_primitives::Dtype;
 use mlx_primitives::device::{Device, with_device};
 use mlx_primitives_ranks::Scheme;
 use mlx_primitives_ranks::{Group, Options};
@@ -60,6 +61,10 @@ fn run(scenario: &str, folder: &Path, results: &mut Results) -> Checked {
             if has_two_layers(name) { results.fixture(name) } else { results.one_layer(name) }
         }),
         "few-fixtures" => FEW.iter().try_for_each(|name| results.fixture(name)),
+        "converted" => {
+            results.dtype = Some(Dtype::Bfloat16);
+            FEW.iter().try_for_each(|name| results.fixture(name))
+        }
         "demo" => results.demo_model(),
         "random" => results.random(),
         "save" => results.save_caches(folder),
@@ -127,6 +132,11 @@ fn three_ranks_of_unequal_shares_compute_the_bits_of_one() -> Checked {
 #[test(simulated = never)]
 fn ranks_of_a_ring_compute_the_bits_of_one() -> Checked {
     same_on("few-fixtures", "1,2", Path::new("-"), &[("MLX_PRIMITIVES_TEST_RING", "1")])
+}
+
+#[test(simulated = never)]
+fn ranks_of_converted_weights_compute_the_bits_of_one() -> Checked {
+    same("converted", "1,2", Path::new("-"))
 }
 
 #[test(simulated = never)]

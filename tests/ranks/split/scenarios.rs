@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use mlx_primitives::{Array, Dtype};
+use mlx_primitives_llama::base::Weights;
 use mlx_primitives_llama::{
     Adapters, CacheKind, Checkpoint, Config, Llama, Options, PromptCache, Quantization, Sampling,
 };
@@ -30,6 +31,8 @@ pub(super) const KINDS: [(&str, CacheKind); 3] = [
 pub struct Results {
     group: Option<Group>,
     pub(super) split: Option<Split>,
+    /// The type to which the weights of fixtures are converted.
+    pub dtype: Option<Dtype>,
     pub lines: Vec<String>,
 }
 
@@ -63,7 +66,7 @@ impl Results {
     pub fn new(group: Option<&Group>, shares: &[u32], scheme: Scheme) -> Checked<Self> {
         let split = group.map(|group| Split::new(group, shares)).transpose()?;
         let split = split.map(|split| split.with_scheme(scheme));
-        Ok(Self { group: group.cloned(), split, lines: Vec::new() })
+        Ok(Self { group: group.cloned(), split, dtype: None, lines: Vec::new() })
     }
 
     pub(super) fn add(&mut self, name: &str, result: Checked<String>) -> Checked {
@@ -72,15 +75,22 @@ impl Results {
     }
 
     pub(super) fn checkpoint(&self, path: &Path) -> Checked<Llama> {
-        Ok(match &self.split {
-            Some(split) => split.load_llama(path, |_| {})?,
-            None => Llama::load(path)?,
-        })
+        let hold = |config: &Config, weights: Weights| {
+            let weights = match self.dtype {
+                Some(dtype) => weights.converted_to(dtype)?,
+                None => weights,
+            };
+            match &self.split {
+                Some(split) => split.hold(config, weights),
+                None => Ok(weights),
+            }
+        };
+        Ok(Llama::load_part(path, hold, |_| {})?)
     }
 
     pub(super) fn demo(&self) -> Checked<Checkpoint> {
         Ok(match &self.split {
-            Some(split) => split.demo()?,
+            Some(split) => Checkpoint::demo_part(|config, weights| split.hold(config, weights))?,
             None => Checkpoint::demo()?,
         })
     }

@@ -121,7 +121,8 @@ fn a_prompt_cache_crosses_between_layers_and_rows() -> Checked {
 fn what_cannot_be_split_is_refused() -> Checked {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/../llama/assets/demo");
     let load = |shares: &[u32], scheme: Scheme, rank: usize| -> Checked<Llama> {
-        Ok(Split::planned(shares, rank)?.with_scheme(scheme).load_lazily(demo)?)
+        let split = Split::planned(shares, rank)?.with_scheme(scheme);
+        Ok(Llama::load_part_lazily(demo, |config, weights| split.hold(config, weights))?)
     };
     let refused = |shares: &[u32], scheme: Scheme, expected: &str| {
         for rank in 0..shares.len() {

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use anyhow::Result;
 use clap::ArgGroup;
 use mlx_primitives_llama::Llama;
-use mlx_primitives_ranks::Scheme;
+use mlx_primitives_ranks::{Scheme, Split};
 
 use crate::model::{KvArgs, Packing, Source};
 
@@ -24,7 +24,7 @@ Examples:
     after_help = EXAMPLES,
     group = ArgGroup::new("subject").args(["model", "graph"]).multiple(true),
     group = ArgGroup::new("of_subject")
-        .args(["context", "bits", "group_size", "mode", "kv_bits", "adapter_path"])
+        .args(["context", "bits", "group_size", "mode", "kv_bits", "adapter_path", "dtype"])
         .multiple(true)
         .requires("subject"),
 )]
@@ -61,9 +61,9 @@ pub struct Args {
 }
 
 impl Args {
-    /// Loads the model, but reads only the headers of its files.
-    pub fn model(&self) -> Result<Llama> {
-        let llama = self.source.load_lazily()?;
+    /// Loads the model, or its part in the split, but reads only the headers of its files.
+    pub fn model(&self, split: Option<&Split>) -> Result<Llama> {
+        let llama = self.source.load_lazily(split)?;
         Ok(match self.packing.quantization()? {
             Some(to) => llama.quantized(to)?,
             None => llama,

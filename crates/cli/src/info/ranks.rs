@@ -1,8 +1,6 @@
 //! Plans a model on several machines: the memory that each machine needs, and a predicted speed. A
 //! scheme is a way to split the model among ranks: `gather` or `pipeline`.
 
-use std::path::Path;
-
 use anyhow::{Result, ensure};
 use mlx_primitives_llama::Llama;
 use mlx_primitives_ranks::{Scheme, Split};
@@ -39,15 +37,17 @@ pub fn plans(args: &Args, whole: &Llama) -> Result<Vec<Plan>> {
         args.tokens_per_second.is_none_or(|tps| tps > 0.0 && tps.is_finite()),
         "expected --tokens-per-second above 0"
     );
-    let Some(path) = &args.source.model else { return Ok(Vec::new()) };
+    if args.source.model.is_none() {
+        return Ok(Vec::new());
+    }
     let share = |cost: Cost| cost.weights as f64 / whole.nbytes().max(1) as f64;
     let time = |cost: Cost| time_of(args.link, cost.exchanges, cost.sent);
     let plan = |&ranks: &u32| {
-        let cost = cost(args, path, ranks, args.split)?;
+        let cost = cost(args, ranks, args.split)?;
         // If only one scheme can split the model, the plan recommends this scheme at any speed.
         let other = |scheme| match args.split == scheme {
             true => Some(cost),
-            false => self::cost(args, path, ranks, scheme).ok(),
+            false => self::cost(args, ranks, scheme).ok(),
         };
         let gather_below = match (other(Scheme::Gather), other(Scheme::Pipeline)) {
             (Some(gather), Some(pipeline)) => {
@@ -74,16 +74,12 @@ fn gather_below(share: f64, longer: f64) -> f64 {
 }
 
 /// Returns the cost of a scheme: the most weights on a rank, and the exchanges for a token.
-fn cost(args: &Args, path: &Path, ranks: u32, scheme: Scheme) -> Result<Cost> {
+fn cost(args: &Args, ranks: u32, scheme: Scheme) -> Result<Cost> {
     let shares = vec![1; ranks as usize];
     let mut all = Cost { weights: 0, exchanges: 0, sent: 0 };
     for rank in 0..shares.len() {
         let split = Split::planned(&shares, rank)?.with_scheme(scheme);
-        let llama = split.load_lazily(path)?;
-        let llama = match args.packing.quantization()? {
-            Some(to) => llama.quantized(to)?,
-            None => llama,
-        };
+        let llama = args.model(Some(&split))?;
         all.weights = all.weights.max(llama.nbytes());
         let (exchanges, bytes) = split.traffic(&llama)?;
         all.exchanges = exchanges;

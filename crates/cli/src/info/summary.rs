@@ -18,7 +18,7 @@ use crate::output;
 const CONTEXTS: [u32; 4] = [2048, 8192, 32768, 131_072];
 
 pub fn run(args: &Args) -> Result<()> {
-    let llama = args.model()?;
+    let llama = args.model(None)?;
     check_kv(args.kv.kind(), &llama)?;
     let config = llama.config();
     let limit = config.max_position_embeddings.map(i32::unsigned_abs);
@@ -34,7 +34,7 @@ pub fn run(args: &Args) -> Result<()> {
     });
     let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
     let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
-    let affine = KQuants::Affine.with(|| args.model())?;
+    let affine = KQuants::Affine.with(|| args.model(None))?;
     let [ours, builtins] = nodes_of_a_token(&llama, &affine, at.try_into()?)?
         .map(|nodes| graph::total(&nodes).dispatches);
 

@@ -17,7 +17,7 @@ pub const CONTEXT: u32 = 128;
 const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
-    let (llama, affine) = (args.model()?, KQuants::Affine.with(|| args.model())?);
+    let (llama, affine) = (args.model(None)?, KQuants::Affine.with(|| args.model(None))?);
     let context = match args.context[..] {
         [] => CONTEXT,
         [context] => context,

@@ -20,6 +20,9 @@ pub struct Progress {
     pub total: u64,
 }
 
+/// The types of floats that a model can have.
+const FLOATS: [Dtype; 3] = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16];
+
 /// A generator of tensors, for a model without files.
 pub(crate) trait WeightSource {
     /// Makes the tensor with this name and shape.
@@ -47,6 +50,8 @@ pub struct Weights {
     source: Option<Box<dyn WeightSource>>,
     /// The part of the model to load: some rows of each matrix, and some layers.
     share: Share,
+    /// The type to which the model's floats are converted.
+    dtype: Option<Dtype>,
 }
 
 impl Weights {
@@ -80,6 +85,39 @@ impl Weights {
         Self { share: Share::new(exchange), ..self }
     }
 
+    /// Converts all floats to `dtype` when the model takes them: norms, biases, plain matrices, and
+    /// the scales and biases of packed weights in MLX's affine layout. The activations of the model
+    /// have this type too. The integers of packed weights stay as they are, and so do the scales of
+    /// the other layouts, which are bytes. Tensors of a model with random weights are not converted.
+    ///
+    /// A GGUF file usually has norms of float32, so its activations are float32. With `dtype` of
+    /// float16, the scales keep their values, and with bfloat16 they are rounded to eight
+    /// significant bits.
+    ///
+    /// ```
+    /// use mlx_primitives::Dtype;
+    /// use mlx_primitives_llama::Llama;
+    ///
+    /// let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo");
+    /// let to = |_: &_, weights: mlx_primitives_llama::base::Weights| {
+    ///     weights.converted_to(Dtype::Bfloat16)
+    /// };
+    /// let llama = Llama::load_part(demo, to, |_| {})?;
+    /// assert_eq!(llama.dtype(), Dtype::Bfloat16);
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns an error unless `dtype` is float32, float16 or bfloat16.
+    pub fn converted_to(self, dtype: Dtype) -> Result<Self> {
+        if !FLOATS.contains(&dtype) {
+            let expected = format_args!("float32, float16 or bfloat16, got {dtype}");
+            return Err(Error::argument("dtype", expected));
+        }
+        Ok(Self { dtype: Some(dtype), ..self })
+    }
+
     /// The part of the model that this process holds.
     pub(crate) fn share(&self) -> &Share {
         &self.share
@@ -99,11 +137,11 @@ impl Weights {
         self.arrays.values().map(|array| array.nbytes() as u64).sum()
     }
 
-    /// A string that identifies the model: its type, and a hash of its configuration and of the
-    /// names, shapes, types and first rows of its tensors.
+    /// A string that identifies the model: its type, and a hash of its configuration, of the type
+    /// that its floats get, and of the names, shapes, types and first rows of its tensors.
     pub(crate) fn identity(&self, config: &Config) -> Result<String> {
         let mut hash = Fnv::default();
-        hash.add(format!("{config:?}").as_bytes());
+        hash.add(format!("{config:?} {:?}", self.dtype).as_bytes());
         let sorted: BTreeMap<_, _> = self.arrays.iter().collect();
         let mut rows = Vec::new();
         for (name, array) in sorted {
@@ -119,6 +157,11 @@ impl Weights {
                 .for_each(|number| hash.add(&number.to_bits().to_le_bytes()));
         }
         Ok(format!("{} {:016x}", config.model_type, hash.0))
+    }
+
+    /// The type to which the model's floats are converted, if any.
+    pub(crate) fn dtype(&self) -> Option<Dtype> {
+        self.dtype
     }
 
     pub(crate) fn contains(&self, name: &str) -> bool {
@@ -155,12 +198,7 @@ impl Weights {
     ///
     /// Returns an error if there is no such tensor, or if it has another shape or type.
     pub fn take(&mut self, name: &str, shape: &[i32]) -> Result<Array> {
-        if let Some(source) = &mut self.source {
-            return source.tensor(name, shape);
-        }
-        self.take_optional(name, shape)?.ok_or_else(|| {
-            self.error(name, format_args!("a tensor {name} of shape {shape:?}, got none"))
-        })
+        self.take_rows(name, shape, &(0..shape.first().copied().unwrap_or(1)))
     }
 
     /// Takes out a tensor like [`take`](Self::take), or returns `None` if there is no such tensor.
@@ -169,29 +207,53 @@ impl Weights {
     ///
     /// Returns an error if the tensor has another shape or type.
     pub fn take_optional(&mut self, name: &str, shape: &[i32]) -> Result<Option<Array>> {
-        if let Some(source) = &mut self.source {
-            return source.tensor(name, shape).map(Some);
+        match self.source.is_some() || self.contains(name) {
+            true => self.take(name, shape).map(Some),
+            false => Ok(None),
         }
-        let Some(array) = self.arrays.remove(name) else { return Ok(None) };
-        let floating = [Dtype::Float32, Dtype::Float16, Dtype::Bfloat16].contains(&array.dtype());
-        if array.shape() != shape || !floating {
-            let got = format_args!("got {:?} of {}", array.shape(), array.dtype());
-            return Err(self.error(
-                name,
-                format_args!(
-                    "{name} of shape {shape:?} and type float32, float16 or bfloat16, {got}"
-                ),
-            ));
-        }
-        Ok(Some(array))
     }
 
     /// Takes out the vector `name`, which has one element for each output of the module at `path`.
     /// Returns the elements that belong to this process.
     pub(crate) fn take_part(&mut self, name: &str, path: &str, outputs: i32) -> Result<Array> {
-        let whole = self.take(name, &[outputs])?;
         let rows = self.share.rows(path, outputs);
-        if rows == (0..outputs) { Ok(whole) } else { Stored::part(&whole, 0, &rows) }
+        self.take_rows(name, &[outputs], &rows)
+    }
+
+    /// Takes out a tensor like [`take`](Self::take), but returns only the rows `rows`. If the
+    /// tensor has not been read from its file yet, only these rows are read.
+    pub(crate) fn take_rows(
+        &mut self,
+        name: &str,
+        shape: &[i32],
+        rows: &Range<i32>,
+    ) -> Result<Array> {
+        let of_rows = |whole: Array| match shape.first().is_none_or(|all| *rows == (0..*all)) {
+            true => Ok(whole),
+            false => Stored::part(&whole, 0, rows),
+        };
+        if let Some(source) = &mut self.source {
+            return of_rows(source.tensor(name, shape)?);
+        }
+        let Some(array) = self.arrays.remove(name) else {
+            let expected = format_args!("a tensor {name} of shape {shape:?}, got none");
+            return Err(self.error(name, expected));
+        };
+        if array.shape() != shape || !FLOATS.contains(&array.dtype()) {
+            let got = format_args!("got {:?} of {}", array.shape(), array.dtype());
+            let types = "float32, float16 or bfloat16";
+            let expected = format_args!("{name} of shape {shape:?} and type {types}, {got}");
+            return Err(self.error(name, expected));
+        }
+        self.converted(&of_rows(array)?)
+    }
+
+    /// Converts floats to the type of the model, if there is one.
+    pub(crate) fn converted(&self, array: &Array) -> Result<Array> {
+        match self.dtype.filter(|_| FLOATS.contains(&array.dtype())) {
+            Some(dtype) => array.astype(dtype),
+            None => Ok(array.clone()),
+        }
     }
 
     /// Takes out the tensor `name`, of any shape and type.

@@ -23,7 +23,7 @@ impl Llama {
         let tied = config.tie_word_embeddings.unwrap_or(!weights.contains("lm_head.weight"));
         config.tie_word_embeddings = Some(tied);
         weights.keep_own_layers(config.num_hidden_layers);
-        let total = weights.nbytes();
+        let (total, dtype) = (weights.nbytes(), weights.dtype());
         // A CPU reads weights faster if they lie together in large pages of memory.
         let place = progress.is_some() && default_device()? == Device::Cpu;
         let mut read = |arrays: Vec<&Array>, left: u64| -> Result<()> {
@@ -70,6 +70,7 @@ impl Llama {
         weights.finish(tied)?;
         let llama = Self {
             config,
+            dtype,
             embed_tokens,
             layers,
             norm,

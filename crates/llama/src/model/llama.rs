@@ -17,6 +17,8 @@ use crate::cache::Cache;
 /// it, as with a [`Checkpoint`](crate::Checkpoint).
 pub struct Llama {
     pub(crate) config: Config,
+    /// The type to which [`Weights::converted_to`] converted the floats.
+    pub(super) dtype: Option<Dtype>,
     pub(super) embed_tokens: Linear,
     /// The layers of this process.
     pub(super) layers: Vec<DecoderLayer>,
@@ -60,6 +62,7 @@ impl Llama {
     pub(super) fn map(&self, f: &mut dyn FnMut(&mut Linear) -> Result<()>) -> Result<Self> {
         let mut model = Self {
             config: self.config.clone(),
+            dtype: self.dtype,
             embed_tokens: self.embed_tokens.clone(),
             layers: self.layers.clone(),
             norm: self.norm.clone(),
@@ -88,13 +91,12 @@ impl Llama {
         &self.config
     }
 
-    /// The type of the activations. It is the result of MLX's type promotion for the types of the
-    /// embedding and the norms.
+    /// The type of the activations. It is the type of [`Weights::converted_to`] or, without one,
+    /// the result of MLX's type promotion for the types of the embedding and the norms.
     pub fn dtype(&self) -> Dtype {
-        match (self.embed_tokens.matrix.dtype(), self.norm.weight.dtype()) {
-            (embedding, norm) if embedding == norm => norm,
-            _ => Dtype::Float32,
-        }
+        let (embedding, norm) = (self.embed_tokens.matrix.dtype(), self.norm.weight.dtype());
+        let stored = if embedding == norm { norm } else { Dtype::Float32 };
+        self.dtype.unwrap_or(stored)
     }
 
     /// Returns the model with packed projections and a packed embedding. A matrix is packed only if

@@ -1,7 +1,5 @@
 //! Loads matrices of checkpoints, which are plain floats or packed (quantized).
 
-use std::ops::Range;
-
 use mlx_primitives::io::stored::Stored;
 use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::support::Block;
@@ -33,8 +31,7 @@ pub(crate) fn load(
         None => None,
     };
     let Some(Quantization { group_size, bits, mode }) = quantized else {
-        let all = LinearWeight::Plain(weights.take(&weight, &[outputs, inputs])?);
-        return part(all, &own);
+        return Ok(weights.take_rows(&weight, &[outputs, inputs], &own)?.into());
     };
     let mut take = |part: &str| {
         weights.take_any(part).ok_or_else(|| {
@@ -55,16 +52,11 @@ pub(crate) fn load(
         let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
         return Err(weights.error(&weight, expected));
     }
-    part(LinearWeight::Quantized(matrix), &own)
-}
-
-/// Returns the rows `rows` of the matrix. If the matrix has not been read from its file yet, only
-/// these rows are read.
-fn part(all: LinearWeight, rows: &Range<i32>) -> Result<LinearWeight> {
-    match *rows == (0..all.shape()?[0]) {
-        true => Ok(all),
-        false => all.map_arrays(|array| Stored::part(array, 0, rows)),
-    }
+    let whole = own == (0..outputs);
+    LinearWeight::Quantized(matrix).map_arrays(|array| match whole {
+        true => weights.converted(array),
+        false => weights.converted(&Stored::part(array, 0, &own)?),
+    })
 }
 
 /// Copies the matrix into a separate memory block. If no block can be allocated, returns the matrix
