@@ -9,7 +9,6 @@ mod safetensors;
 #[doc(hidden)]
 pub mod stored;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
 
@@ -166,16 +165,13 @@ pub fn load_gguf(path: impl AsRef<Path>) -> Result<Tensors> {
 ///
 /// Returns an error in the cases of [`load_gguf`].
 pub fn load_gguf_with(path: impl AsRef<Path>, k_quants: KQuants) -> Result<Tensors> {
-    let (arrays, entries) = gguf_tensors(path.as_ref(), k_quants)?;
+    let gguf::GgufTensors { arrays, entries, .. } = gguf_tensors(path.as_ref(), k_quants)?;
     Ok(Tensors { arrays, metadata: entries.to_texts() })
 }
 
 /// Loads a GGUF file like [`load_gguf_with`], but keeps the types of the header's entries.
 #[doc(hidden)]
-pub fn gguf_tensors(
-    path: &Path,
-    k_quants: KQuants,
-) -> Result<(HashMap<String, Array>, gguf::Entries)> {
+pub fn gguf_tensors(path: &Path, k_quants: KQuants) -> Result<gguf::GgufTensors> {
     let (file, header) = gguf_header(path)?;
     header.load(stored::Source::File { file, path: path.to_owned() }, k_quants)
 }

@@ -234,7 +234,13 @@ Handle quantized_matmul(
     const MlxArray* bias,
     const MlxArray* residual) {
   QuantizedExtras extras{
-      optional(norm), steps.eps, optional(bias), optional(residual), steps.swiglu, steps.int8};
+      optional(norm),
+      steps.eps,
+      optional(bias),
+      optional(residual),
+      steps.swiglu,
+      steps.int8,
+      steps.centered};
   auto list = weights_of(weights, layout);
   return handle(mlx_primitives::quantized_matmul(x, list, format_of(layout), extras, here()));
 }

@@ -143,6 +143,7 @@ mx::array quantized_matmul(
       extras.bias.has_value(),
       extras.residual.has_value(),
       extras.int8,
+      extras.centered,
       extras.order};
   auto primitive = std::make_shared<QuantizedMatmul>(s, kind);
   if (unpacks_first(format, dtype, s)) {
@@ -164,6 +165,7 @@ QuantizedExtras QuantizedMatmul::extras(const Arrays& inputs) const {
   extras.eps = kind_.eps;
   extras.swiglu = kind_.swiglu;
   extras.int8 = kind_.int8;
+  extras.centered = kind_.centered;
   extras.order = kind_.order;
   extras.norm = next(kind_.normed);
   extras.bias = next(kind_.biased);
@@ -363,6 +365,7 @@ CpuCall QuantizedMatmul::cpu_call(const Arrays& inputs, Arrays& outputs) const {
       .eps = kind_.eps,
       .order = kind_.order,
       .of_scales = element_of(mixes(inputs) ? inputs[2] : x),
+      .centered = kind_.centered,
       .group = static_cast<size_t>(kind_.format.group_size),
       .rows = rows.count,
       .axis = rows.axis,

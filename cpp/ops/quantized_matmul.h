@@ -78,6 +78,7 @@ struct QuantizedExtras {
   std::optional<mx::array> residual; // of the result's shape
   bool swiglu = false;               // silu(first) * second instead of joining them
   bool int8 = false;                 // CPU kernels may round rows of prompts to eight bits
+  bool centered = false; // each bias is the scale times minus half of the number of codes
   RowOrder order = row_order();
 };
 
@@ -123,6 +124,7 @@ class QuantizedMatmul : public ComposedPrimitive {
     bool biased;
     bool added;
     bool int8;
+    bool centered;
     RowOrder order;
 
     bool operator==(const Kind&) const = default;

@@ -193,6 +193,7 @@ struct QuantizedMatmulCall {
   float eps;
   RowOrder order;
   Element of_scales; // of an affine format; not `element` only if that is f32
+  bool centered;     // each bias is the scale times minus half of the number of codes
   size_t group;
   size_t rows;
   size_t axis;

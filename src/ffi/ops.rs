@@ -53,6 +53,7 @@ pub(crate) mod bridge {
         eps: f32,
         swiglu: bool,
         int8: bool,
+        centered: bool,
     }
 
     /// The reductions. cxx asserts that `cpp/ops/reduce.h` has the same reductions.

@@ -46,6 +46,7 @@ fn run(
                 eps: eps.unwrap_or(0.0),
                 swiglu,
                 int8: first.activations == CpuActivations::Int8,
+                centered: weights.iter().all(|weight| weight.centered),
             },
             or_null(norm),
             or_null(options.bias),

@@ -20,6 +20,7 @@ pub struct QuantizedWeight {
     bits: i32,
     mode: QuantizedMode,
     pub(super) activations: CpuActivations,
+    pub(super) centered: bool,
 }
 
 impl QuantizedWeight {
@@ -58,7 +59,7 @@ impl QuantizedWeight {
             return Err(Error::argument("quantized_weight", expected));
         }
         let activations = CpuActivations::default();
-        Ok(Self { packed, scales, biases, group_size, bits, mode, activations })
+        Ok(Self { packed, scales, biases, group_size, bits, mode, activations, centered: false })
     }
 
     /// Sets how products round `x` on a CPU. The setting applies to
@@ -82,6 +83,15 @@ impl QuantizedWeight {
     #[must_use]
     pub fn with_activations(self, activations: CpuActivations) -> Self {
         Self { activations, ..self }
+    }
+
+    /// States that each bias equals the scale times `-2^(bits - 1)`, in the type of the scales. Then
+    /// products of few rows on a CPU do not read the biases, and their results have the bits that
+    /// they would have with these biases.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_centered_codes(self) -> Self {
+        Self { centered: self.mode == QuantizedMode::Affine, ..self }
     }
 
     /// Quantizes a matrix `[n, k]` with `mx.quantize`; k is a multiple of the group size.

@@ -5,9 +5,11 @@ use std::path::Path;
 
 use half::f16;
 use mlx_primitives::Dtype;
-use mlx_primitives::io::load_gguf;
+use mlx_primitives::io::gguf::GgufTensors;
+use mlx_primitives::io::{KQuants, gguf_tensors, load_gguf};
 use tempfile::TempDir;
 
+use crate::support::compare::assert_same;
 use crate::support::gguf::{Entry, Head, header, text};
 use crate::support::{Checked, message};
 
@@ -236,6 +238,26 @@ fn impossible_tensors() -> Checked {
         (&[4], 0, 1 << 40),
     ] {
         refused(&path, &file(dims, kind, offset))?;
+    }
+    Ok(())
+}
+
+/// The biases that loading calls centered are the scales times minus half of the number of codes.
+#[test(simulated = never)]
+fn biases_of_blocks_without_a_least_value_are_centered() -> Checked {
+    for (folder, factor) in
+        [("gguf-q4_0", Some(-8.0f32)), ("gguf-q8_0", Some(-128.0)), ("gguf-q4_1", None)]
+    {
+        let file = crate::support::models::checkpoints().join(folder).join("model.gguf");
+        let GgufTensors { arrays, centered, .. } = gguf_tensors(&file, KQuants::Affine)?;
+        let biases = arrays.keys().filter(|name| name.ends_with(".biases"));
+        let expected = biases.filter(|_| factor.is_some()).count();
+        assert_eq!((centered.len(), expected > 0), (expected, factor.is_some()), "{folder}");
+        for (name, factor) in centered.iter().zip(factor.into_iter().cycle()) {
+            let scales = &arrays[&name.replace(".biases", ".scales")];
+            let computed = scales.multiply(factor)?.astype(scales.dtype())?;
+            assert_same(&arrays[name], &computed, name)?;
+        }
     }
     Ok(())
 }

@@ -41,12 +41,12 @@ pub fn find(model: &mut PathBuf) -> Result<()> {
     Ok(())
 }
 
-/// Loads a model from a directory or a `.gguf` file. `hold` converts the weights, or restricts them
-/// to a part. Shows a progress bar on stderr if that is a terminal.
-pub fn load(
-    path: &Path,
-    hold: impl FnOnce(&Config, Weights) -> mlx_primitives::Result<Weights>,
-) -> Result<Checkpoint> {
+/// A function that converts the weights of a model, or restricts them to a part.
+pub type Hold<'a> = dyn Fn(&Config, Weights) -> mlx_primitives::Result<Weights> + 'a;
+
+/// Loads a model from a directory or a `.gguf` file, with the weights that `hold` returns. Shows a
+/// progress bar on stderr if that is a terminal.
+pub fn load(path: &Path, hold: &Hold) -> Result<Checkpoint> {
     let style = ProgressStyle::with_template(
         "loading {bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",
     )?;

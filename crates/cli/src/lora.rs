@@ -32,7 +32,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     let (checkpoint, template) = match &run.model {
         Some(path) => {
-            (crate::loading::load(path, |_, weights| Ok(weights))?, ChatTemplate::load(path)?)
+            (crate::loading::load(path, &|_, weights| Ok(weights))?, ChatTemplate::load(path)?)
         }
         None => (Checkpoint::demo()?, None),
     };

@@ -15,6 +15,7 @@ use mlx_primitives_llama::{Adapters, CacheKind, Checkpoint, Config, Llama, Quant
 use mlx_primitives_ranks::Split;
 
 use crate::joined;
+use crate::loading::Hold;
 use crate::output;
 
 /// A checkpoint and its adapters, if any.
@@ -38,7 +39,7 @@ impl Source {
     }
 
     pub fn load(&self) -> Result<Checkpoint> {
-        let hold = |config: &_, weights| self.hold(joined::split(), config, weights);
+        let hold: &Hold = &|config, weights| self.hold(joined::split(), config, weights);
         let checkpoint = match &self.model {
             Some(path) => crate::loading::load(path, hold)?,
             None => Checkpoint::demo_part(hold)?,
@@ -49,7 +50,7 @@ impl Source {
     /// Loads the model, or its part in the split, without its tokenizer. Reads only the headers of
     /// its files.
     pub fn load_lazily(&self, split: Option<&Split>) -> Result<Llama> {
-        let hold = |config: &_, weights| self.hold(split, config, weights);
+        let hold: &Hold = &|config, weights| self.hold(split, config, weights);
         let llama = match &self.model {
             Some(path) => Llama::load_part_lazily(path, hold)?,
             None => Checkpoint::demo_part(hold)?.llama,

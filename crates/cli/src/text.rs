@@ -20,6 +20,7 @@ use crate::cache_args::CacheArgs;
 use crate::interrupt;
 use crate::joined;
 use crate::kernels::Kernels;
+use crate::loading::{self, Hold};
 use crate::model::{Source, check_kv};
 use crate::output;
 use crate::ranks::{self, Ranks};
@@ -170,8 +171,8 @@ impl Session {
             "expected a model with a chat template for --system-prompt"
         );
         let draft = args.draft_model.as_deref();
-        let whole = |config: &_, weights| args.source.hold(None, config, weights);
-        let draft = draft.map(|path| crate::loading::load(path, whole)).transpose()?;
+        let whole: &Hold = &|config, weights| args.source.hold(None, config, weights);
+        let draft = draft.map(|path| loading::load(path, whole)).transpose()?;
         let draft = draft.map(|draft| draft.with_activations(activations));
         if let Some(draft) = &draft {
             let sizes = [&checkpoint, draft].map(|c| c.llama.config().vocab_size);

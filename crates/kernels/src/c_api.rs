@@ -124,6 +124,7 @@ pub struct QuantizedMatmulCall {
     eps: f32,
     order: RowOrder,
     of_scales: Element,
+    centered: bool,
     group: usize,
     rows: usize,
     axis: usize,
@@ -138,7 +139,7 @@ pub struct QuantizedMatmulCall {
 }
 layout!(LinearCall, 80, activation 4, of_w 6, batch 8, x 40, out 72);
 layout!(Weights, 32, columns 24);
-layout!(QuantizedMatmulCall, 96, mode 1, bits 4, of_scales 13, group 16, x 40, out 88);
+layout!(QuantizedMatmulCall, 96, mode 1, bits 4, of_scales 13, centered 14, group 16, x 40, out 88);
 layout!(QuantizedTransposedCall, 88, bits 4, weights 40, out 80);
 layout!(LoraCall, 112, mode 1, of_scales 3, bits 4, x 16, weights 40, low 72, out 104);
 
@@ -280,7 +281,7 @@ entries! {
         let weights = from_raw_parts(call.weights, call.weight_count);
         crate::quantized_matmul(&Call {
             element, of_scales, mode, bits, group, x, rows, axis, norm, weights, join, bias,
-            residual, low_rank: None, int8: call.int8, order, out,
+            residual, low_rank: None, int8: call.int8, centered: call.centered, order, out,
         })
     }
     "mlxp_cpu_quantized_transposed" transposed(call: &QuantizedTransposedCall) {

@@ -140,6 +140,11 @@ impl BlockType {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
     }
 
+    /// Whether the bias of each group is its scale times minus half of the number of codes.
+    pub fn is_centered(self) -> bool {
+        matches!(self, Self::Q4_0 | Self::Q8_0)
+    }
+
     /// The size in bytes of one part for all groups of a block.
     pub fn part_bytes(self, part: Part) -> usize {
         match part {

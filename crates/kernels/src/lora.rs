@@ -49,6 +49,7 @@ pub unsafe fn lora(call: &LoraCall) {
         residual: std::ptr::null(),
         low_rank: Some(call.low),
         int8: false,
+        centered: false,
         order: call.order,
         out: call.out,
     };

@@ -31,6 +31,17 @@ struct Tensor {
     offset: u64,
 }
 
+/// The contents of a GGUF file.
+#[doc(hidden)]
+pub struct GgufTensors {
+    pub arrays: HashMap<String, Array>,
+    /// The names of biases that the scales determine, as
+    /// [`QuantizedWeight::with_centered_codes`](crate::ops::QuantizedWeight::with_centered_codes)
+    /// states.
+    pub centered: Vec<String>,
+    pub entries: Entries,
+}
+
 /// A checked header: every count, length and offset lies within the file.
 pub(super) struct Header {
     pub entries: Entries,
@@ -41,13 +52,9 @@ pub(super) struct Header {
 
 impl Header {
     /// Makes the arrays of the file. An array reads its elements from `source` when it is used.
-    pub(super) fn load(
-        self,
-        source: Source,
-        k_quants: KQuants,
-    ) -> crate::Result<(HashMap<String, Array>, Entries)> {
+    pub(super) fn load(self, source: Source, k_quants: KQuants) -> crate::Result<GgufTensors> {
         let source = Arc::new(source);
-        let mut arrays = HashMap::new();
+        let (mut arrays, mut centered) = (HashMap::new(), Vec::new());
         for Tensor { name, kind, shape, offset, .. } in self.tensors {
             let offset = self.start + offset;
             let kind = match kind {
@@ -71,10 +78,13 @@ impl Header {
             };
             for (name, part) in parts {
                 let array = Stored::unpacked(&source, &name, offset, &shape, kind, part)?;
+                if part == Part::Biases && kind.is_centered() {
+                    centered.push(name.clone());
+                }
                 arrays.insert(name, array);
             }
         }
-        Ok((arrays, self.entries))
+        Ok(GgufTensors { arrays, centered, entries: self.entries })
     }
 
     /// The types of the tensors, and the results of loading them.

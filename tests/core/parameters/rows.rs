@@ -229,6 +229,10 @@ pub fn rows() -> Vec<(&'static str, Row)> {
             "QuantizedMatmul::kind_.int8",
             "it changes numbers on some processors alone; `products_that_round_stay_apart` tests it",
         ),
+        fixed(
+            "QuantizedMatmul::kind_.centered",
+            "it changes no numbers where it is true; `biases_that_scales_determine` tests it",
+        ),
         apart("QuantizedMatmul::kind_.swiglu", &[&[1, 32]], |p| {
             CAPTURED.with(|captured| {
                 let [a, b] = [&captured.weights[0], &captured.weights[1]];

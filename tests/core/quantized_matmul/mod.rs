@@ -1,6 +1,7 @@
 //! Quantized products: single rows and batches, fused operations, several weights at once, extreme
 //! numbers. The conformance table (`tests/catalog`) tests their values.
 
+mod centered;
 mod k_quants;
 mod weights;
 

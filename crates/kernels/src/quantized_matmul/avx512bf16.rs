@@ -315,7 +315,9 @@ impl<const M: usize> Sums<M> {
             let rest = _mm512_loadu_si512(Lookup::<F>::TABLE.as_ptr().add(32).cast());
             let upper = _mm512_loadu_si512(Lookup::<F>::UPPER.as_ptr().cast());
             let scales = if F::AFFINE {
+                let factor = _mm512_set1_ps(row.bias_factor);
                 let bias = load_bf16::<WHOLE>(of_groups.biases.cast(), count);
+                let bias = _mm512_mul_ps(bias, factor);
                 for (sum, &m) in self.biases.iter_mut().zip(&rows) {
                     let of_x = _mm512_loadu_ps(prepared.sums(m).add(at));
                     *sum = _mm512_fmadd_ps(bias, of_x, *sum);

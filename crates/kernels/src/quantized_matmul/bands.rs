@@ -91,6 +91,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                     let [scales, bias] = D::Format::scales::<V>(&here_of, 0, here);
                     scales.store(of_groups.add(column * LANES));
                     if D::Format::AFFINE {
+                        let bias = bias * V::splat(operands.bias_factor);
                         for (i, m) in band.clone().enumerate() {
                             let to = biases.add(column * PITCH + i * LANES);
                             let of_x = V::load(operands.prepared.sums(m).add(at));

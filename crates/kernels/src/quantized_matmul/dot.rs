@@ -83,6 +83,7 @@ impl<F: Format> Dots for Decode<F> {
                 }
                 of_groups = of_groups.after(step);
                 if F::AFFINE {
+                    let bias = bias * V::splat(row.bias_factor);
                     for m in 0..M {
                         biases[m] = bias.mul_add(V::load(of_x[m].add(at)), biases[m]);
                     }

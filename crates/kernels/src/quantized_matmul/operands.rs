@@ -22,6 +22,9 @@ pub(super) struct Operands<'a> {
     pub packed: *const u8,
     /// The row's scales and biases.
     scales: Scales,
+    /// The factor of the biases that are read. It is 1, except if the scales are read in their
+    /// place, because each bias is the scale times this factor.
+    pub bias_factor: f32,
     /// The number of bytes of a row of weights (`bytes`), of a row of scales (`scale_bytes`) and of
     /// sixteen scales (`step`).
     pub bytes: usize,
@@ -49,10 +52,15 @@ impl<'a> Operands<'a> {
         let &Call { axis, group, .. } = call;
         let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
         let element = written_out.or(kind.element).unwrap_or(call.of_scales);
+        let (biases, bias_factor) = match call.centered {
+            true => (scales, -((1 << (kind.bits - 1)) as f32)),
+            false => (biases, 1.0),
+        };
         let each = if kind.affine { element.bytes() } else { 1 };
         Self {
             packed,
             scales: Scales { element, scales, biases },
+            bias_factor,
             bytes: axis * kind.bits / 8,
             scale_bytes: axis / group * each,
             step: LANES * each,

@@ -5,6 +5,7 @@ use mlx_primitives_kernels::quantized_matmul::*;
 use mlx_primitives_kernels::simd::Level;
 use mlx_primitives_kernels::{FEW_ROWS, RowOrder};
 
+mod centered;
 mod extremes;
 mod k_quants;
 mod order;
@@ -159,6 +160,7 @@ fn plain<'a, T: Sample>(
         residual: std::ptr::null(),
         low_rank: None,
         int8: false,
+        centered: false,
         order: RowOrder::ByCount,
         out: out.as_mut_ptr().cast(),
     }

@@ -52,6 +52,8 @@ pub struct Weights {
     share: Share,
     /// The type to which the model's floats are converted.
     dtype: Option<Dtype>,
+    /// The names of the biases of packed weights that the scales determine.
+    centered: Vec<String>,
 }
 
 impl Weights {
@@ -78,6 +80,17 @@ impl Weights {
             self.arrays.insert(name, array);
         }
         Ok(())
+    }
+
+    /// States that the scales determine the biases with these names, as
+    /// [`with_centered_codes`](mlx_primitives::ops::QuantizedWeight::with_centered_codes) says.
+    pub(crate) fn with_centered(self, centered: Vec<String>) -> Self {
+        Self { centered, ..self }
+    }
+
+    /// Whether the scales determine the biases of this name.
+    pub(crate) fn is_centered(&self, biases: &str) -> bool {
+        self.centered.iter().any(|name| name == biases)
     }
 
     /// Limits the weights to the part of the model that this process holds, as `exchange` says.

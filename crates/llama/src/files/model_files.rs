@@ -75,7 +75,7 @@ impl ModelFiles {
     fn open_gguf(path: PathBuf) -> Result<Self> {
         // K-quants are converted to MLX's affine layout, since a checkpoint can only have MLX's
         // layouts.
-        let gguf::Model { config, files } = gguf::read(&path, KQuants::Affine)?;
+        let gguf::Model { config, files, .. } = gguf::read(&path, KQuants::Affine)?;
         let companions = Some(gguf::companions(&path)?);
         let tensors = files.into_iter().flat_map(|(_, arrays)| arrays).collect();
         let files = Self { directory: path, config, tensors, companions };

@@ -45,8 +45,11 @@ pub(crate) fn load(
         _ => None,
     };
     let matrix = QuantizedWeight::new(packed, scales, biases, group_size, bits, mode);
-    let matrix = matrix
+    let mut matrix = matrix
         .map_err(|e| weights.error(&weight, format_args!("{weight} to be quantized: {e}")))?;
+    if weights.is_centered(&name("biases")) {
+        matrix = matrix.with_centered_codes();
+    }
     if [matrix.outputs(), matrix.inputs()] != [outputs, inputs] {
         let got = [matrix.outputs(), matrix.inputs()];
         let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");

@@ -177,7 +177,8 @@ impl<T: Float, F: Format, const L: usize> Row<'_, T, F, L> {
             // SAFETY: the row has the groups.
             unsafe {
                 all[0][i] = T::load_block::<V>(scales.cast(), count) * units;
-                all[1][i] = T::load_block::<V>(biases.cast(), count);
+                let bias = T::load_block::<V>(biases.cast(), count);
+                all[1][i] = bias * V::splat(self.first.bias_factor);
             }
         }
         [by_quarters(all[0]), by_quarters(all[1])]

@@ -218,9 +218,10 @@ impl<F: Format> Block<'_, F> {
         let offset = at * size_of::<u16>();
         let (scales, biases) = (scales.wrapping_add(offset), biases.wrapping_add(offset));
         let next = self.passes * self.first.scale_bytes;
-        let (groups, bf16) = (groups - at, self.bf16);
+        let (groups, bf16, bias_factor) = (groups - at, self.bf16, self.first.bias_factor);
+        let of_groups = OfGroups { scales, biases, bias_factor, next, count, groups, to, bf16 };
         // SAFETY: the caller's contract.
-        unsafe { V::part(OfGroups { scales, biases, next, count, groups, to, bf16 }) };
+        unsafe { V::part(of_groups) };
     }
 
     /// Adds products of tiles to the sums of their rows of x.
@@ -311,6 +312,8 @@ impl<F: Format> Block<'_, F> {
 struct OfGroups {
     scales: *const u8,
     biases: *const u8,
+    /// As in [`Operands`](crate::quantized_matmul::operands::Operands).
+    bias_factor: f32,
     /// The number of bytes from the scales of a row to the scales of the next row.
     next: usize,
     count: usize,
@@ -326,7 +329,7 @@ impl Kernel for OfGroups {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { scales, biases, next, count, groups, to, bf16 } = self;
+        let Self { scales, biases, bias_factor, next, count, groups, to, bf16 } = self;
         // A word has the scales of two groups. The square has eight words of scales, then eight
         // words of biases.
         let mut square = [V::splat(0.0); LANES];
@@ -355,8 +358,9 @@ impl Kernel for OfGroups {
             for (i, words) in V::transpose(square).into_iter().enumerate() {
                 let to = to.add((i / 8 * LANES + i % 8 * 2) * LANES);
                 let [even, odd] = halves::<V>(words.to_bits(), bf16);
-                even.store(to);
-                odd.store(to.add(LANES));
+                let factor = V::splat(if i < 8 { 1.0 } else { bias_factor });
+                (even * factor).store(to);
+                (odd * factor).store(to.add(LANES));
             }
         }
     }

@@ -46,17 +46,20 @@ pub(crate) struct Model {
     pub config: Map<String, Value>,
     /// The path of each file, and its tensors by their names in checkpoints.
     pub files: Vec<(PathBuf, HashMap<String, Array>)>,
+    /// The names of the biases of packed weights that the scales determine.
+    pub centered: Vec<String>,
 }
 
 /// Reads the configuration and the tensors of a GGUF file, and of all its other parts if it is
 /// split. The elements of a tensor are read when it is first used.
 pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
-    let mut files = Vec::new();
+    let (mut files, mut centered) = (Vec::new(), Vec::new());
     let mut entries = None;
     for part in parts::of(path)? {
-        let (arrays, own) = io::gguf_tensors(&part, k_quants)?;
-        entries.get_or_insert(own);
-        files.push((part, arrays));
+        let own = io::gguf_tensors(&part, k_quants)?;
+        entries.get_or_insert(own.entries);
+        centered.extend(own.centered.iter().map(|name| tensors::translate(name)));
+        files.push((part, own.arrays));
     }
     let entries = entries.unwrap_or_default();
     parts::check(path, &entries, &files)?;
@@ -70,20 +73,20 @@ pub(crate) fn read(path: &Path, k_quants: KQuants) -> Result<Model> {
     if config.get("model_type").is_some_and(|kind| kind == "llama") {
         tensors::reorder_heads(&mut files, &config).map_err(in_file)?;
     }
-    Ok(Model { config, files })
+    Ok(Model { config, files, centered })
 }
 
 /// Reads the configuration and the tensors of a model. Tensors get the names that they have in
 /// checkpoints.
 pub(crate) fn load(path: &Path) -> Result<(Config, Weights)> {
-    let Model { config, files } = read(path, KQuants::of_models())?;
+    let Model { config, files, centered } = read(path, KQuants::of_models())?;
     let config = Config::parse(&Value::Object(config).to_string())
         .map_err(|error| Error::file(path, error))?;
     let mut weights = Weights::of(path);
     for (file, arrays) in files {
         weights.add(&file, arrays)?;
     }
-    Ok((config, weights))
+    Ok((config, weights.with_centered(centered)))
 }
 
 /// Makes the tokenizer that the entries of a file describe.

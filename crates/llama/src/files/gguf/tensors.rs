@@ -29,7 +29,7 @@ pub(super) fn translated(arrays: HashMap<String, Array>) -> HashMap<String, Arra
 
 /// Returns the name of a tensor in checkpoints. An unknown name stays unchanged, and the loader
 /// refuses it.
-fn translate(name: &str) -> String {
+pub(super) fn translate(name: &str) -> String {
     let (stem, part) = name.rsplit_once('.').unwrap_or((name, ""));
     let stem = match stem {
         "token_embd" => "model.embed_tokens".to_owned(),

@@ -1,0 +1,46 @@
+//! Checks that products do not read biases that the scales determine, and that their results have
+//! the bits of products that read them.
+
+use super::*;
+
+fn biases_that_scales_determine<T: Sample>() {
+    for format in FORMATS.into_iter().filter(|format| format.0 == Mode::Affine) {
+        for (group, axis) in [(32, 96), (32, 1152), (64, 2112), (128, 384)] {
+            of_centered_codes::<T>(format, group, axis);
+        }
+    }
+}
+
+each_type!(biases_that_scales_determine);
+
+fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
+    let matrix = Matrix::<T>::random(format, 37, axis, group);
+    let factor = -(f32::from(1u8 << (format.1 - 1)));
+    let biases: Vec<T> = (0..matrix.biases.len())
+        .map(|group| {
+            let at = matrix.scales.as_ptr().cast::<T>().wrapping_add(group);
+            // SAFETY: the matrix has a scale of type T for each group, at any alignment.
+            T::from_f32(unsafe { at.read_unaligned() }.to_f32() * factor)
+        })
+        .collect();
+    let unread = vec![T::from_f32(f32::NAN); biases.len()];
+    let weights = |biases: &[T]| [Weights { biases: biases.as_ptr().cast(), ..matrix.weights() }];
+    let (read, unread) = (weights(&biases), weights(&unread));
+    // Rows of a prompt are multiplied with the biases that the call has.
+    let orders = [(RowOrder::Tokens, &unread), (RowOrder::Prompt, &read)];
+    for (rows, (order, given)) in [1, 3, 8, 17, 40].into_iter().flat_map(|m| orders.map(|o| (m, o)))
+    {
+        let x: Vec<T> = values(rows * axis, 2.0);
+        for machine in machines_and_tiles() {
+            let multiply = |weights, centered| {
+                let mut out = vec![T::default(); rows * matrix.columns];
+                let call = plain(format, group, &x, axis, weights, &mut out);
+                // SAFETY: the call's buffers are the vectors of this function.
+                unsafe { quantized_matmul_on(machine, &Call { order, centered, ..call }) };
+                out
+            };
+            let what = format!("{format:?} {group} {axis} {rows} {order:?} {:?}", machine.level);
+            assert_same(&multiply(given, true), &multiply(&read, false), &what);
+        }
+    }
+}
