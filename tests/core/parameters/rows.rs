@@ -226,12 +226,8 @@ pub fn rows() -> Vec<(&'static str, Row)> {
         fixed("QuantizedMatmul::kind_.format", SHAPES_SAY),
         fixed("QuantizedMatmul::kind_.parts", "the number of inputs determines it"),
         fixed(
-            "QuantizedMatmul::kind_.int8",
-            "it changes numbers on some processors alone; `products_that_round_stay_apart` tests it",
-        ),
-        fixed(
-            "QuantizedMatmul::kind_.centered",
-            "it changes no numbers where it is true; `biases_that_scales_determine` tests it",
+            "QuantizedMatmul::kind_.int8, .centered",
+            "they change numbers of some calls alone, or none; `products_that_round_stay_apart` tests it",
         ),
         apart("QuantizedMatmul::kind_.swiglu", &[&[1, 32]], |p| {
             CAPTURED.with(|captured| {
