@@ -103,9 +103,9 @@ impl Weights {
     /// have this type too. The integers of packed weights stay as they are, and so do the scales of
     /// the other layouts, which are bytes. Tensors of a model with random weights are not converted.
     ///
-    /// A GGUF file usually has norms of float32, so its activations are float32. With `dtype` of
-    /// float16, the scales keep their values, and with bfloat16 they are rounded to eight
-    /// significant bits.
+    /// A GGUF file usually has norms of float32, so its activations are float32. A conversion to
+    /// bfloat16 rounds its scales and plain weights to eight significant bits. A conversion to
+    /// float16 keeps plain weights of float16 and the scales of Q4_0, Q4_1 and Q8_0.
     ///
     /// ```
     /// use mlx_primitives::Dtype;
