@@ -179,11 +179,11 @@ std::vector<Dispatch> LoraLinear::dispatches(
   Arrays of_base = {x};
   of_base.insert(of_base.end(), inputs.begin() + BASE, inputs.end());
   Linear plain(stream(), {false, false, false, ACTIVATION_NONE, order_});
-  auto all = format_ ? QuantizedMatmul(
-                           stream(),
-                           {*format_, 1, false, false, 0, false, false, false, false, order_})
-                           .dispatches(of_base, outputs, max_threads)
-                     : plain.dispatches(of_base, outputs, max_threads);
+  auto all = format_
+                 ? QuantizedMatmul(
+                       stream(), {*format_, 1, false, false, 0, false, false, false, false, order_})
+                       .dispatches(of_base, outputs, max_threads)
+                 : plain.dispatches(of_base, outputs, max_threads);
   if (b.shape(1) == 0) {
     return all;
   }

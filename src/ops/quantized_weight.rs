@@ -85,9 +85,9 @@ impl QuantizedWeight {
         Self { activations, ..self }
     }
 
-    /// States that each bias equals the scale times `-2^(bits - 1)`, in the type of the scales. Then
-    /// products of few rows on a CPU do not read the biases, and their results have the bits that
-    /// they would have with these biases.
+    /// States that each bias equals the scale times `-2^(bits - 1)`, in the type of the scales.
+    /// Products of few rows on a CPU then do not read the biases. Their results have the bits that
+    /// they would have with these biases, unless a bias is too large for the type.
     #[doc(hidden)]
     #[must_use]
     pub fn with_centered_codes(self) -> Self {

@@ -95,8 +95,8 @@ fn gguf_files_have_activations_of_the_type() -> Checked {
     Ok(())
 }
 
-/// A converted model is the model of a folder with weights of that type: it takes its prompt caches,
-/// and no others.
+/// A converted model is the model of a folder with weights of that type: it takes the prompt caches
+/// of that model, and no others.
 #[test]
 fn prompt_caches_belong_to_models_of_one_type() -> Checked {
     let parent = tempfile::tempdir()?;

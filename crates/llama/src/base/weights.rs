@@ -101,7 +101,7 @@ impl Weights {
     /// Converts all floats to `dtype` when the model takes them: norms, biases, plain matrices, and
     /// the scales and biases of packed weights in MLX's affine layout. The activations of the model
     /// have this type too. The integers of packed weights stay as they are, and so do the scales of
-    /// the other layouts, which are bytes. Tensors of a model with random weights are not converted.
+    /// the other layouts, which are bytes. Models with random weights are not converted.
     ///
     /// A GGUF file usually has norms of float32, so its activations are float32. A conversion to
     /// bfloat16 rounds its scales and plain weights to eight significant bits. A conversion to
