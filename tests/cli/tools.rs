@@ -200,6 +200,13 @@ fn info_shows_the_conversions_of_gguf_types() {
     assert_eq!(types[1]["name"], "Q4_K");
     assert_eq!((&types[1]["bits"], &types[1]["rounding"]), (&json!(4), &json!(null)));
     assert_eq!(object(&["info", "--model", DEMO, "--json"])["gguf_types"], json!([]));
+    let converted = ["info", "--model", file, "--dtype", "bfloat16"];
+    assert!(stdout(&run(&converted)).contains("not counted: GPUs unpack K-quants"));
+    let object = object(&[&converted[..], &["--json"]].concat());
+    assert_eq!(
+        (&object["dtype"], &object["dispatches_per_token"]),
+        (&json!("bfloat16"), &json!(null))
+    );
 }
 
 #[test(simulated = once)]

@@ -1,8 +1,8 @@
 //! Describes a model: its architecture, and the memory that it needs.
 
 use anyhow::Result;
-use mlx_primitives::graph;
 use mlx_primitives::io::{self, GgufType, KQuants};
+use mlx_primitives::{Dtype, graph};
 use mlx_primitives_llama::estimate;
 use serde_json::{Value, json};
 
@@ -35,8 +35,17 @@ pub fn run(args: &Args) -> Result<()> {
     let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
     let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
     let affine = KQuants::Affine.with(|| args.model(None))?;
-    let [ours, builtins] = nodes_of_a_token(&llama, &affine, at.try_into()?)?
-        .map(|nodes| graph::total(&nodes).dispatches);
+    // GPUs have no kernel for K-quants and 16-bit activations.
+    let without_kernel = llama.dtype() != Dtype::Float32
+        && k_quants == KQuants::Own
+        && types.iter().any(|kind| kind.own_bits.is_some());
+    let dispatches = match without_kernel {
+        true => None,
+        false => Some(
+            nodes_of_a_token(&llama, &affine, at.try_into()?)?
+                .map(|nodes| graph::total(&nodes).dispatches),
+        ),
+    };
 
     let plans = ranks::plans(args, &llama)?;
     if args.json {
@@ -61,8 +70,8 @@ pub fn run(args: &Args) -> Result<()> {
             "quantization": packed.map(|to| to.to_json()),
             "parameters": llama.parameters(),
             "weight_bytes": weights,
-            "dispatches_per_token": ours,
-            "builtin_dispatches_per_token": builtins,
+            "dispatches_per_token": dispatches.map(|[ours, _]| ours),
+            "builtin_dispatches_per_token": dispatches.map(|[_, builtins]| builtins),
             "gguf_types": types.iter().map(|kind| type_json(kind, k_quants)).collect::<Vec<_>>(),
             "memory": memory,
             "ranks": ranks::to_json(&plans),
@@ -88,7 +97,15 @@ pub fn run(args: &Args) -> Result<()> {
         ("positions", limit.map_or("not stated".to_owned(), |limit| limit.to_string())),
         ("parameters", format!("{:.2} M", llama.parameters() as f64 / 1e6)),
         ("weights", format!("{} ({format})", bytes(weights))),
-        ("dispatches", format!("{ours} a token on a GPU, {builtins} of MLX's built-ins")),
+        (
+            "dispatches",
+            dispatches.map_or_else(
+                || "not counted: GPUs unpack K-quants for 16-bit activations".to_owned(),
+                |[ours, builtins]| {
+                    format!("{ours} a token on a GPU, {builtins} of MLX's built-ins")
+                },
+            ),
+        ),
     ] {
         output::println(format_args!("{name:<16}{value}"))?;
     }
