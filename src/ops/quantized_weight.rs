@@ -86,12 +86,22 @@ impl QuantizedWeight {
     }
 
     /// States that each bias equals the scale times `-2^(bits - 1)`, in the type of the scales.
-    /// Products of few rows on a CPU then do not read the biases. Their results have the bits that
-    /// they would have with these biases, unless a bias is too large for the type.
+    /// On a CPU, [`quantized_linear`](crate::ops::quantized_linear),
+    /// [`quantized_linears`](crate::ops::quantized_linears) and
+    /// [`quantized_swiglu`](crate::ops::quantized_swiglu) of few rows then do not read the biases,
+    /// if all their weights state this. Their results have the bits that they would have with these
+    /// biases, unless a bias is too large for the type.
     #[doc(hidden)]
     #[must_use]
     pub fn with_centered_codes(self) -> Self {
         Self { centered: self.mode == QuantizedMode::Affine, ..self }
+    }
+
+    /// Whether the scales determine the biases, as
+    /// [`with_centered_codes`](Self::with_centered_codes) states.
+    #[doc(hidden)]
+    pub fn has_centered_codes(&self) -> bool {
+        self.centered
     }
 
     /// Quantizes a matrix `[n, k]` with `mx.quantize`; k is a multiple of the group size.
@@ -239,7 +249,7 @@ impl QuantizedWeight {
     }
 
     /// The matrix with `f` applied to each of its arrays. `f` must not change the values of the
-    /// array.
+    /// array, except by a conversion to another floating type.
     #[doc(hidden)]
     pub fn map_arrays(&self, mut f: impl FnMut(&Array) -> Result<Array>) -> Result<Self> {
         let (packed, scales) = (f(&self.packed)?, f(&self.scales)?);

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use mlx_primitives::ops::LinearWeight;
 use mlx_primitives::{Array, Dtype, Result, io};
 use mlx_primitives_llama::base::Weights;
 use mlx_primitives_llama::{Adapters, Checkpoint, Config, Llama, Options, PromptCache};
@@ -84,8 +85,18 @@ fn gguf_files_have_activations_of_the_type() -> Checked {
         let name = file.display();
         let stored = Llama::load(&file)?;
         assert_eq!(stored.dtype(), Dtype::Float32, "{name}");
+        // The scales of Q8_0 determine the biases, and so do converted scales.
+        let centered = |llama: &Llama| {
+            llama.weights().values().any(|weight| match weight {
+                LinearWeight::Quantized(packed) => packed.has_centered_codes(),
+                LinearWeight::Plain(_) => false,
+            })
+        };
+        let of_q8_0 = file.to_string_lossy().contains("q8_0");
+        assert_eq!(centered(&stored), of_q8_0, "{name}");
         for (dtype, tolerance) in [(Dtype::Float16, 0.01), (Dtype::Bfloat16, 0.05)] {
             let llama = converted(&file, dtype)?;
+            assert_eq!(centered(&llama), of_q8_0, "{name} {dtype}");
             assert_eq!(llama.dtype(), dtype, "{name}");
             assert!(llama.nbytes() < stored.nbytes(), "{name} {dtype}");
             let far = distance(&logits(&llama)?, &logits(&stored)?);

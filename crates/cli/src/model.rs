@@ -27,8 +27,7 @@ pub struct Source {
     /// Low-rank adapters of mlx_lm.lora or PEFT beside the weights: a directory or name.
     #[arg(long, value_name = "MODEL")]
     pub adapter_path: Option<PathBuf>,
-    /// Convert the floats of the weights to this type, which activations have too [default: the
-    /// types of the files].
+    /// Convert floats of the model to float32, float16 or bfloat16 [default: as stored].
     #[arg(long, value_enum, value_name = "TYPE", hide_possible_values = true)]
     pub dtype: Option<Float>,
 }

@@ -142,7 +142,7 @@ impl BlockType {
 
     /// Whether the bias of each group is its scale times minus half of the number of codes.
     pub fn is_centered(self) -> bool {
-        matches!(self, Self::Q4_0 | Self::Q8_0)
+        matches!(self, Self::Q4_0 | Self::Q5_0 | Self::Q8_0)
     }
 
     /// The size in bytes of one part for all groups of a block.

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use mlx_primitives::graph::{self, Node};
-use mlx_primitives::ops::{self, Attention, LinearWeight, QuantizedLinear};
-use mlx_primitives::{Array, Error, Result, builtin, eval};
+use mlx_primitives::ops::{self, Attention, LinearWeight, QuantizedLinear, QuantizedMode};
+use mlx_primitives::{Array, Dtype, Error, Result, builtin, eval};
 use mlx_primitives_llama::{
     Config, Llama,
     base::{ModelType, RopeFrequencies},
@@ -13,6 +13,16 @@ use mlx_primitives_llama::{
 
 /// The number of positions by which mlx-lm enlarges its key/value buffers.
 const STEP: i32 = 256;
+
+/// Whether the model has K-quants and 16-bit activations. GPUs have no kernel for their products,
+/// so the nodes of a token cannot be counted.
+pub fn unpacks_k_quants(llama: &Llama) -> bool {
+    let is_k_quant = |weight: &LinearWeight| match weight {
+        LinearWeight::Quantized(packed) => packed.mode() == QuantizedMode::KQuant,
+        LinearWeight::Plain(_) => false,
+    };
+    llama.dtype() != Dtype::Float32 && llama.weights().values().any(is_k_quant)
+}
 
 /// Returns the graph nodes of a decoded token on a GPU with `context` positions in the cache. The
 /// first list is for `llama`. The second list is for MLX's built-ins, which run `affine`: the same

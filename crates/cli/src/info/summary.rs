@@ -1,13 +1,13 @@
 //! Describes a model: its architecture, and the memory that it needs.
 
 use anyhow::Result;
+use mlx_primitives::graph;
 use mlx_primitives::io::{self, GgufType, KQuants};
-use mlx_primitives::{Dtype, graph};
 use mlx_primitives_llama::estimate;
 use serde_json::{Value, json};
 
 use super::args::Args;
-use super::builtins::nodes_of_a_token;
+use super::builtins::{nodes_of_a_token, unpacks_k_quants};
 use super::ranks;
 use super::token::CONTEXT;
 use crate::model::{bytes, check_kv, packing_name};
@@ -35,11 +35,7 @@ pub fn run(args: &Args) -> Result<()> {
     let memory: Vec<(u32, u64, u64)> = memory.collect::<Result<_>>()?;
     let at = CONTEXT.min(limit.unwrap_or(u32::MAX).saturating_sub(1));
     let affine = KQuants::Affine.with(|| args.model(None))?;
-    // GPUs have no kernel for K-quants and 16-bit activations.
-    let without_kernel = llama.dtype() != Dtype::Float32
-        && k_quants == KQuants::Own
-        && types.iter().any(|kind| kind.own_bits.is_some());
-    let dispatches = match without_kernel {
+    let dispatches = match unpacks_k_quants(&llama) {
         true => None,
         false => Some(
             nodes_of_a_token(&llama, &affine, at.try_into()?)?

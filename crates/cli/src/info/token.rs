@@ -8,7 +8,7 @@ use mlx_primitives::io::KQuants;
 use serde_json::json;
 
 use super::args::Args;
-use super::builtins::nodes_of_a_token;
+use super::builtins::{nodes_of_a_token, unpacks_k_quants};
 use crate::output;
 
 /// The number of positions in the cache if no flag names one.
@@ -18,6 +18,10 @@ const MOST_CONTEXT: u32 = 65_535;
 
 pub fn run(args: &Args) -> Result<()> {
     let (llama, affine) = (args.model(None)?, KQuants::Affine.with(|| args.model(None))?);
+    ensure!(
+        !unpacks_k_quants(&llama),
+        "expected --dtype float32 with --graph: GPUs unpack K-quants for 16-bit activations"
+    );
     let context = match args.context[..] {
         [] => CONTEXT,
         [context] => context,

@@ -105,7 +105,7 @@ impl Weights {
     ///
     /// A GGUF file usually has norms of float32, so its activations are float32. A conversion to
     /// bfloat16 rounds its scales and plain weights to eight significant bits. A conversion to
-    /// float16 keeps plain weights of float16 and the scales of Q4_0, Q4_1 and Q8_0.
+    /// float16 keeps plain weights of float16 and the scales of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0.
     ///
     /// ```
     /// use mlx_primitives::Dtype;
@@ -174,7 +174,7 @@ impl Weights {
 
     /// The type to which the model's floats are converted, if any.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
-        self.dtype
+        self.dtype.filter(|_| self.source.is_none())
     }
 
     pub(crate) fn contains(&self, name: &str) -> bool {

@@ -75,7 +75,7 @@ impl Llama {
 
     /// Loads only this process's part of a model, and calls `progress` like
     /// [`load_with`](Self::load_with). `hold` limits the weights to this part with
-    /// [`Weights::held_by`].
+    /// [`Weights::held_by`]. It can also convert them with [`Weights::converted_to`].
     ///
     /// # Errors
     ///

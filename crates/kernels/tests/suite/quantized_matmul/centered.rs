@@ -5,7 +5,7 @@ use super::*;
 
 fn biases_that_scales_determine<T: Sample>() {
     for format in FORMATS.into_iter().filter(|format| format.0 == Mode::Affine) {
-        for (group, axis) in [(32, 96), (32, 1152), (64, 2112), (128, 384)] {
+        for (group, axis) in [(32, 96), (32, 640), (128, 384)] {
             of_centered_codes::<T>(format, group, axis);
         }
     }
@@ -28,8 +28,7 @@ fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) 
     let (read, unread) = (weights(&biases), weights(&unread));
     // Rows of a prompt are multiplied with the biases that the call has.
     let orders = [(RowOrder::Tokens, &unread), (RowOrder::Prompt, &read)];
-    for (rows, (order, given)) in [1, 3, 8, 17, 40].into_iter().flat_map(|m| orders.map(|o| (m, o)))
-    {
+    for (rows, (order, given)) in [1, 3, 17].into_iter().flat_map(|m| orders.map(|o| (m, o))) {
         let x: Vec<T> = values(rows * axis, 2.0);
         for machine in machines_and_tiles() {
             let multiply = |weights, centered| {
@@ -40,6 +39,17 @@ fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) 
                 out
             };
             let what = format!("{format:?} {group} {axis} {rows} {order:?} {:?}", machine.level);
+            assert_same(&multiply(given, true), &multiply(&read, false), &what);
+            // A float32 x, as a GGUF file has it.
+            let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+            let multiply = |weights, centered| {
+                let mut out = vec![0.0f32; rows * matrix.columns];
+                let call = plain(format, group, &wide, axis, weights, &mut out);
+                let call = Call { order, centered, of_scales: element::<T>(), ..call };
+                // SAFETY: the call's buffers are the vectors of this function.
+                unsafe { quantized_matmul_on(machine, &call) };
+                out
+            };
             assert_same(&multiply(given, true), &multiply(&read, false), &what);
         }
     }
