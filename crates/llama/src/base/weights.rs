@@ -233,20 +233,16 @@ impl Weights {
         self.take_rows(name, &[outputs], &rows)
     }
 
-    /// Takes out a tensor like [`take`](Self::take), but returns only the rows `rows`. If the
-    /// tensor has not been read from its file yet, only these rows are read.
+    /// Takes out a tensor like [`take`](Self::take), but returns only the rows `rows`.
     pub(crate) fn take_rows(
         &mut self,
         name: &str,
         shape: &[i32],
         rows: &Range<i32>,
     ) -> Result<Array> {
-        let of_rows = |whole: Array| match shape.first().is_none_or(|all| *rows == (0..*all)) {
-            true => Ok(whole),
-            false => Stored::part(&whole, 0, rows),
-        };
         if let Some(source) = &mut self.source {
-            return of_rows(source.tensor(name, shape)?);
+            let made = source.tensor(name, shape)?;
+            return self.converted_rows(&made, rows);
         }
         let Some(array) = self.arrays.remove(name) else {
             let expected = format_args!("a tensor {name} of shape {shape:?}, got none");
@@ -258,14 +254,19 @@ impl Weights {
             let expected = format_args!("{name} of shape {shape:?} and type {types}, {got}");
             return Err(self.error(name, expected));
         }
-        self.converted(&of_rows(array)?)
+        self.converted_rows(&array, rows)
     }
 
-    /// Converts floats to the type of the model, if there is one.
-    pub(crate) fn converted(&self, array: &Array) -> Result<Array> {
-        match self.dtype.filter(|_| FLOATS.contains(&array.dtype())) {
-            Some(dtype) => array.astype(dtype),
-            None => Ok(array.clone()),
+    /// Returns the rows `rows` of an array. If the array has not been read from its file yet, only
+    /// these rows are read. Floats are converted to the type of the model, if there is one.
+    pub(crate) fn converted_rows(&self, array: &Array, rows: &Range<i32>) -> Result<Array> {
+        let part = match array.shape().first().is_none_or(|all| *rows == (0..*all)) {
+            true => array.clone(),
+            false => Stored::part(array, 0, rows)?,
+        };
+        match self.dtype().filter(|_| FLOATS.contains(&part.dtype())) {
+            Some(dtype) => part.astype(dtype),
+            None => Ok(part),
         }
     }
 

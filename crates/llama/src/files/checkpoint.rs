@@ -126,8 +126,8 @@ impl Checkpoint {
         Self::demo_part(|_, weights| Ok(weights))
     }
 
-    /// The small model that comes with the crate, with only the part that `hold` selects for this
-    /// process.
+    /// The small model that comes with the crate, with the weights that `hold` returns. `hold` can
+    /// select this process's part or convert the weights, as in [`Llama::load_part`].
     ///
     /// # Errors
     ///

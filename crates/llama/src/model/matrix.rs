@@ -1,6 +1,5 @@
 //! Loads matrices of checkpoints, which are plain floats or packed (quantized).
 
-use mlx_primitives::io::stored::Stored;
 use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::support::Block;
 use mlx_primitives::{Dtype, Result};
@@ -55,11 +54,7 @@ pub(crate) fn load(
         let expected = format_args!("{weight} of shape [{outputs}, {inputs}], got {got:?}");
         return Err(weights.error(&weight, expected));
     }
-    let whole = own == (0..outputs);
-    LinearWeight::Quantized(matrix).map_arrays(|array| match whole {
-        true => weights.converted(array),
-        false => weights.converted(&Stored::part(array, 0, &own)?),
-    })
+    LinearWeight::Quantized(matrix).map_arrays(|array| weights.converted_rows(array, &own))
 }
 
 /// Copies the matrix into a separate memory block. If no block can be allocated, returns the matrix

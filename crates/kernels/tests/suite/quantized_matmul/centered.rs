@@ -30,27 +30,32 @@ fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) 
     let orders = [(RowOrder::Tokens, &unread), (RowOrder::Prompt, &read)];
     for (rows, (order, given)) in [1, 3, 17].into_iter().flat_map(|m| orders.map(|o| (m, o))) {
         let x: Vec<T> = values(rows * axis, 2.0);
+        // A float32 x, as a GGUF file has it, can have scales of another type.
+        let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
         for machine in machines_and_tiles() {
-            let multiply = |weights, centered| {
-                let mut out = vec![T::default(); rows * matrix.columns];
-                let call = plain(format, group, &x, axis, weights, &mut out);
-                // SAFETY: the call's buffers are the vectors of this function.
-                unsafe { quantized_matmul_on(machine, &Call { order, centered, ..call }) };
-                out
-            };
             let what = format!("{format:?} {group} {axis} {rows} {order:?} {:?}", machine.level);
-            assert_same(&multiply(given, true), &multiply(&read, false), &what);
-            // A float32 x, as a GGUF file has it.
-            let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
-            let multiply = |weights, centered| {
-                let mut out = vec![0.0f32; rows * matrix.columns];
-                let call = plain(format, group, &wide, axis, weights, &mut out);
-                let call = Call { order, centered, of_scales: element::<T>(), ..call };
-                // SAFETY: the call's buffers are the vectors of this function.
-                unsafe { quantized_matmul_on(machine, &call) };
-                out
-            };
-            assert_same(&multiply(given, true), &multiply(&read, false), &what);
+            let (layout, kind) = ((format, group, axis), (order, element::<T>()));
+            let of = |w: &[_; 1], centered| product(machine, layout, kind, &x, w, centered);
+            assert_same(&of(given, true), &of(&read, false), &what);
+            let of = |w: &[_; 1], centered| product(machine, layout, kind, &wide, w, centered);
+            assert_same(&of(given, true), &of(&read, false), &what);
         }
     }
+}
+
+/// Multiplies the rows of x by 37 rows of weights.
+fn product<X: Sample>(
+    machine: Machine,
+    (format, group, axis): ((Mode, u32), usize, usize),
+    (order, of_scales): (RowOrder, Element),
+    x: &[X],
+    weights: &[Weights],
+    centered: bool,
+) -> Vec<X> {
+    let mut out = vec![X::default(); x.len() / axis * 37];
+    let call = plain(format, group, x, axis, weights, &mut out);
+    let call = Call { order, of_scales, centered, ..call };
+    // SAFETY: the call's buffers are the vectors of this function and of its caller.
+    unsafe { quantized_matmul_on(machine, &call) };
+    out
 }
