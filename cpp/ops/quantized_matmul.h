@@ -77,7 +77,7 @@ struct QuantizedExtras {
   std::optional<mx::array> bias;     // [columns of the result]
   std::optional<mx::array> residual; // of the result's shape
   bool swiglu = false;               // silu(first) * second instead of joining them
-  bool int8 = false;                 // CPU kernels may round rows of prompts to eight bits
+  bool int8 = false;                 // CPU kernels may round x to eight bits
   bool centered = false; // each bias is the scale times minus half of the number of codes
   RowOrder order = row_order();
 };

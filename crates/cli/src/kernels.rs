@@ -25,7 +25,7 @@ impl Threads {
 pub struct Kernels {
     #[command(flatten)]
     threads: Threads,
-    /// Products of prompts with packed weights: exact, or int8 (faster).
+    /// Activations in products with packed weights: exact, or int8 (faster).
     #[arg(
         long,
         value_enum,
@@ -56,7 +56,7 @@ impl Kernels {
         self.threads.set()
     }
 
-    /// Returns how the model rounds the activations of prompts.
+    /// Returns how the model rounds activations.
     pub fn activations(&self) -> CpuActivations {
         match self.activations {
             Activations::Exact => CpuActivations::Exact,

@@ -85,7 +85,7 @@ def quantized_linear(
     """`rms_norm(x, norm, eps) @ W.T + bias + residual` with a packed weight W of shape `[n, k]`.
 
     `x` is `[..., k]`. It is normalized only if `norm` `[k]` is given. `bias` is `[n]`. The result and the `residual`
-    are `[..., n]`. With `int8`, the CPU rounds `x` to eight bits in products for prompts.
+    are `[..., n]`. With `int8`, the CPU rounds `x` to eight bits, if that is faster.
     """
     layout = layout_of("quantized_linear", group_size, bits, mode)
     return call(f.quantized_linear, stream, x, w, scales, biases, *layout, bias, residual, norm, eps, int8)

@@ -139,8 +139,6 @@ impl<A, W> Copy for Blocks<'_, A, W> {}
 impl<A: Arithmetic, W: Weights<A>> Kernel for Multiply<'_, A, W> {
     const BF16: bool = tiled::<A, W>();
     const ONLY_BF16: bool = Self::BF16;
-    const BYTES: bool = W::BYTES;
-    const PAIRS: bool = W::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
@@ -195,7 +193,7 @@ const fn has_many_rows<A: Arithmetic, W: Weights<A>>(m: usize) -> bool {
 
 /// Whether any instruction set multiplies these factors and weights with tile instructions.
 const fn tiled<A: Arithmetic, W: Weights<A>>() -> bool {
-    A::PAIRS || W::BYTES || W::TILES
+    A::PAIRS || W::TILES
 }
 
 impl<A: Arithmetic, W: Weights<A>> Blocks<'_, A, W> {
@@ -223,7 +221,6 @@ struct Sum<'a, A, W> {
 impl<A: Arithmetic, W: Weights<A>> Kernel for Sum<'_, A, W> {
     const BF16: bool = tiled::<A, W>();
     const ONLY_BF16: bool = Self::BF16;
-    const BYTES: bool = W::BYTES;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

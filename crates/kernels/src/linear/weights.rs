@@ -36,10 +36,6 @@ impl Places {
 
 /// A right-hand matrix, `[n, k]`, in any format.
 pub trait Weights<A: Arithmetic>: Sync {
-    /// Whether [`add`](Self::add) multiplies bytes with the instruction that
-    /// [`Level::dots_bytes`](crate::simd::Level::dots_bytes) reports.
-    const BYTES: bool = false;
-
     /// Whether these weights are words of two bf16 that only tile instructions can multiply.
     const TILES: bool = false;
 

@@ -89,7 +89,7 @@ pub struct Call<'a> {
     /// `[rows, columns of the result]`, or null; may be `out`.
     pub residual: *const u8,
     pub low_rank: Option<LowRank>,
-    /// Whether rows of a prompt may be rounded to eight bits, on machines where this is faster.
+    /// Whether x may be rounded to eight bits, on machines where this is faster.
     pub int8: bool,
     /// Whether each bias of an affine format equals the scale times minus half of the number of
     /// codes, in the type of the scales. Then products with few rows of x do not read the biases.

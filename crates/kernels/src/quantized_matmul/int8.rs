@@ -1,88 +1,86 @@
-//! Multiplies many rows of x that are rounded to eight bits. x has the same groups as the weights,
-//! and each group of x has a scale. Products of bytes are added up as integers within a group, and
-//! the sum is scaled. The GEMM of `linear` moves words of four bytes as if they were floats.
+//! Multiplies rows of x that are rounded to eight bits. x has the same groups as the weights, and
+//! each group of x has a scale. Products of bytes are added up as integers within a group, and the
+//! sum is scaled.
 //!
 //! x is about `s * q` with q in -127..=127 and s the group's largest magnitude divided by 127,
 //! and a weight is `scale * p + bias` with p of at most eight bits. So a group adds
-//! `s * scale * sum(q * p) + bias * s * sum(q)`.
+//! `s * scale * sum(q * p) + bias * s * sum(q)`, and groups are added in the order of k.
+//!
+//! A vector has a lane for each of sixteen rows of weights. The codes of a part of these rows are
+//! transposed in words of four codes ([`words`]), once for all rows of x in a band. Then each word
+//! of x is multiplied with a vector of words ([`block`]).
 
-mod pairs;
-mod rounded;
+mod block;
+mod words;
 
 use std::ops::Range;
 
+use super::columns::Columns;
 use super::finish::Finish;
-use super::format::{Affine, Floats, Format, Scales};
-use super::k_quant::Blocks;
-use super::prefill;
-use super::{Call, Mode, with_format};
+use super::format::{Affine, Floats, Format};
+use super::operands::{Kind, MOST_ROWS, Operands};
+use super::prepare::Prepared;
+use super::{Call, Mode, each_range, prefill};
 use crate::element::Float;
-use crate::linear::arithmetic::InF32;
-use crate::linear::gemm::{Pass, STRIDE, SUMS, WORDS, Weights, multiply};
-use crate::linear::interleaved::interleaved;
-use crate::linear::workspace;
-use crate::simd::tiles::{TILE_PANELS, TILE_ROWS, TileProduct};
-use crate::simd::{F32x16, Kernel, LANES, Lines};
+use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
-use rounded::{BYTES, GROUPS, Rounded, scaled};
+use block::Block;
+use words::splits_pairs;
+
+/// The number of bytes in a word.
+const BYTES: usize = 4;
+/// The largest number of weights of a row that are transposed at once.
+const PART: usize = 512;
+/// Weights and scales are prefetched this many rows ahead of their loads.
+const AHEAD: usize = 2 * LANES;
+/// The number of bytes in a cache line.
+const LINE: usize = 64;
 
 /// Whether a call can use products of bytes and saves time with them. `Mxfp8` cannot, since 8-bit
-/// floats are not integers. `Nvfp4` cannot, since a tile has room for the scales of groups of 16,
-/// but not for biases too. If a CPU adds up products of bytes in sums of sixteen bits, weights can
+/// floats are not integers. If a CPU adds up products of bytes in sums of sixteen bits, weights can
 /// have at most six bits, since products with larger weights would overflow. If x is bf16 and the
-/// CPU has tile instructions, bytes are not faster, because their sums are stored and scaled at the
-/// end of each group. With groups of 128, products of bytes took as long as exact products for 128
-/// rows, and longer for 512 rows. Shorter groups end more often.
+/// CPU has tile instructions, the exact products of prompts are faster.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
-    let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles();
+    let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles() && !call.of_tokens();
     let bytes = machine.level.dots_bytes();
     (bytes || machine.level.adds_pairs_of_bytes() && call.bits <= 6)
         && !in_tiles
-        && matches!(call.mode, Mode::Affine | Mode::Mxfp4 | Mode::KQuant)
+        && !matches!(call.mode, Mode::Mxfp8 | Mode::Plain)
         && call.low_rank.is_none()
 }
 
 /// # Safety
-/// The contract of [`super::quantized_matmul`]; the mode is affine, mxfp4 or K-quant, and the call
+/// The contract of [`super::quantized_matmul`]; the mode is neither mxfp8 nor plain, and the call
 /// has no low-rank correction.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
-    let (m, k) = (call.rows, call.axis);
-    let (panels, groups) = (m.div_ceil(LANES), k / call.group);
-    let scales = panels * groups * LANES;
-    // SAFETY: the caller's contract; the workspace holds x in bytes, and a scale and a sum for each
-    // of its groups, in full panels.
+    // SAFETY: the caller's contract.
     unsafe {
         prefill::normalized::<T>(machine, call, &|x| {
-            workspace::with(m * k / BYTES + 2 * scales, &|room| {
-                let scales_at = room.wrapping_add(m * k / BYTES);
-                let centered = call.mode == Mode::KQuant && call.group < 32;
-                let (words, count) = (room, scales);
-                let x8 = Rounded { words, scales: scales_at, count, panels, groups, centered };
-                let from = Shared(x.cast_mut());
-                machine.pool.for_each(panels, 5 * LANES * k, &|panels| {
-                    let x = from.get().cast_const();
-                    machine.level.run(Round { x, m, k, group: call.group, to: &x8, panels });
-                });
-                interleaved::<InF32, f32>(machine, [m, k / BYTES], x8.words, &|x| {
-                    let finish = Finish::new::<T>(machine, call);
-                    prefill::each_product::<T>(call, &finish, |weights, epilogue| {
-                        let w = Bytes { call, weights, x: &x8 };
-                        multiply(machine, x, weights.columns, &w, epilogue);
-                    });
-                });
+            let groups = (call.axis / call.group).next_multiple_of(LANES);
+            let row_bytes = call.axis.next_multiple_of(LINE);
+            let prepared = &Prepared::new(call.rows, row_bytes, 2 * groups, 1);
+            let from = Shared(x.cast_mut());
+            machine.pool.for_each(call.rows, 5 * call.axis, &|rows| {
+                let x = from.get().cast_const();
+                machine.level.run(Round { x, call, prepared, groups, rows });
+            });
+            let finish = &Finish::new::<T>(machine, call);
+            each_range(machine, call, call.bits as usize, &|range| {
+                machine.level.run(InBytes(Columns { call, prepared, finish, range }));
             });
         });
     }
 }
 
-/// Rounds panels of x.
+/// Rounds rows of x. A prepared row has a byte for each element; its sums are the scaled sum of
+/// each group, and then the scale of each group.
 struct Round<'a, T> {
     x: *const T,
-    m: usize,
-    k: usize,
-    group: usize,
-    to: &'a Rounded,
-    panels: Range<usize>,
+    call: &'a Call<'a>,
+    prepared: &'a Prepared,
+    /// The number of groups, rounded up to full vectors.
+    groups: usize,
+    rows: Range<usize>,
 }
 
 impl<T: Float> Kernel for Round<'_, T> {
@@ -93,23 +91,45 @@ impl<T: Float> Kernel for Round<'_, T> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        for panel in self.panels {
-            for lane in 0..LANES {
-                let row = panel * LANES + lane;
-                for group in 0..self.to.groups {
-                    // SAFETY: the group lies within its row, and every lane has a scale and a sum.
-                    unsafe {
-                        let (mut scale, mut sum) = (0.0, 0.0);
-                        if row < self.m {
-                            let at = row * self.k + group * self.group;
-                            let bytes = self.to.words.cast::<u8>().add(at);
-                            (scale, sum) = round::<V, T>(self.x.add(at), self.group, bytes);
-                        }
-                        *self.to.scales(panel, group).add(lane) = scale;
-                        *self.to.sums(panel, group).add(lane) = sum;
+        let Call { axis, group, bits, .. } = *self.call;
+        let apart = splits_pairs(matches!(self.call.mode, Mode::Affine | Mode::KQuant), bits);
+        for m in self.rows {
+            let bytes = self.prepared.row::<u8>(m).cast_mut();
+            let sums = self.prepared.sums(m).cast_mut();
+            for index in 0..axis / group {
+                // SAFETY: the group lies within its row of x and within the prepared row, which has
+                // a sum and a scale for it.
+                unsafe {
+                    let (x, to) = (self.x.add(m * axis + index * group), bytes.add(index * group));
+                    let (scale, sum) = round::<V, T>(x, group, to);
+                    *sums.add(index) = sum;
+                    *sums.add(self.groups + index) = scale;
+                    if apart {
+                        take_apart(to, group);
                     }
                 }
             }
+        }
+    }
+}
+
+/// In each eight bytes, moves the bytes with even indices before the bytes with odd indices.
+///
+/// # Safety
+/// There are `count` bytes, a multiple of eight.
+#[inline(always)]
+unsafe fn take_apart(bytes: *mut u8, count: usize) {
+    for at in (0..count).step_by(8) {
+        // SAFETY: the caller's contract.
+        unsafe {
+            let word = bytes.add(at).cast::<u64>();
+            let all = word.read_unaligned();
+            let even = |word: u64| {
+                let word = word & 0x00ff_00ff_00ff_00ff;
+                let word = (word | word >> 8) & 0x0000_ffff_0000_ffff;
+                (word | word >> 16) & 0xffff_ffff
+            };
+            word.write_unaligned(even(all) | even(all >> 8) << 32);
         }
     }
 }
@@ -139,193 +159,61 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
     }
 }
 
-/// One of the weight matrices of a call, and the x of the call.
-struct Bytes<'a> {
-    call: &'a Call<'a>,
-    weights: &'a super::Weights,
-    x: &'a Rounded,
-}
+/// Multiplies the rows of x with columns of the result.
+struct InBytes<'a>(Columns<'a>);
 
-// SAFETY: only read.
-unsafe impl Sync for Bytes<'_> {}
-
-impl Bytes<'_> {
-    /// Unpacks words `k..k + len` of a row to `out`, and writes the scales and biases of their
-    /// groups at `out + WORDS`.
-    ///
-    /// # Safety
-    /// The words exist, and `out` has room for them, the scales and the biases.
-    #[inline(always)]
-    unsafe fn unpack_row<V: F32x16, F: Format>(
-        &self,
-        row: usize,
-        k: usize,
-        len: usize,
-        out: *mut f32,
-    ) {
-        let Call { axis, group, .. } = *self.call;
-        let element = self.call.of_scales;
-        let scale_bytes = if F::AFFINE { element.bytes() } else { 1 };
-        let blocks = Blocks::of_call(self.call).filter(|_| F::IN_BLOCKS);
-        let first = match blocks {
-            Some(_) => Blocks::bytes(row * axis + k * BYTES),
-            None => (row * axis + k * BYTES) / group * scale_bytes,
-        };
-        let packed =
-            self.weights.packed.wrapping_add((row * axis + k * BYTES) / 8 * F::BITS as usize);
-        let scales = self.weights.scales.wrapping_add(first);
-        let scales = Scales { element, scales, biases: self.weights.biases.wrapping_add(first) };
-        // SAFETY: the weights and groups belong to this row; a tile's row has room for the words
-        // and, after them, for twice `GROUPS` floats.
-        unsafe {
-            codes::<V, F>(packed, len * BYTES, out.cast());
-            let groups = len * BYTES / group;
-            let to = out.add(WORDS);
-            if let Some(blocks) = blocks {
-                let no_biases = self.x.centered;
-                let biases = if no_biases { std::ptr::null_mut() } else { to.add(GROUPS) };
-                return blocks.write::<V>(scales.scales, len * BYTES, to, biases);
-            }
-            for at in (0..groups).step_by(LANES) {
-                let count = LANES.min(groups - at);
-                let [mut scale, mut bias] = F::scales::<V>(&scales, at, count);
-                if !F::AFFINE {
-                    // The code of a 4-bit float is twice its value, plus twelve.
-                    scale = scale * V::splat(0.5);
-                    bias = scale * V::splat(-12.0);
-                }
-                scale.store(to.add(at));
-                bias.store(to.add(GROUPS + at));
-            }
-        }
-    }
-}
-
-/// Writes the codes of `count` weights as bytes. The weights are complete groups. Codes of 4-bit
-/// floats become nonnegative integers.
-#[inline(always)]
-unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {
-    // SAFETY: the caller provides the weights and the bytes; groups are multiples of 32.
-    unsafe {
-        if F::BITS == 8 {
-            return std::ptr::copy_nonoverlapping(packed, out, count);
-        }
-        if F::AFFINE && F::BITS == 4 {
-            for at in (0..count).step_by(2 * LANES) {
-                V::spread_nibbles(packed.add(at / 2), out.add(at));
-            }
-            return;
-        }
-        for at in (0..count).step_by(LANES) {
-            let mut codes = F::in_order::<V>(packed.add(at / 8 * F::BITS as usize));
-            if !F::AFFINE {
-                codes = codes.mul_add(V::splat(2.0), V::splat(12.0));
-            }
-            V::store_bytes(codes.to_int(), out.add(at));
-        }
-    }
-}
-
-impl Weights<InF32> for Bytes<'_> {
+impl Kernel for InBytes<'_> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
+    const PAIRS: bool = true;
 
     #[inline(always)]
-    unsafe fn unpack<V: F32x16>(
-        &self,
-        row: usize,
-        rows: usize,
-        k: usize,
-        len: usize,
-        out: *mut f32,
-        stride: usize,
-    ) {
-        with_format!(self.call, F => for i in 0..rows {
-            // SAFETY: the caller ensures that the rows and words exist and that `out` has room.
-            unsafe { self.unpack_row::<V, F>(row + i, k, len, out.add(i * stride)) }
-        })
+    unsafe fn run<V: F32x16>(self) {
+        let Call { mode, bits, .. } = *self.0.call;
+        let multiply = match (mode, bits) {
+            (Mode::Mxfp4 | Mode::Nvfp4, _) => multiply::<V, Floats<4, false>>,
+            (_, 2) => multiply::<V, Affine<2>>,
+            (_, 3) => multiply::<V, Affine<3>>,
+            (_, 4) => multiply::<V, Affine<4>>,
+            (_, 5) => multiply::<V, Affine<5>>,
+            (_, 6) => multiply::<V, Affine<6>>,
+            _ => multiply::<V, Affine<8>>,
+        };
+        let affine = matches!(mode, Mode::Affine | Mode::KQuant);
+        let kind = Kind { bits: bits as usize, affine, element: None, band: MOST_ROWS, multiply };
+        // SAFETY: the caller's contract; the rows are prepared for these products.
+        unsafe { self.0.run_by::<V>(kind) };
     }
+}
 
-    #[inline(always)]
-    unsafe fn add<V: F32x16, const ROWS: usize, const PANELS: usize>(
-        &self,
-        pass: Pass<PANELS>,
-        tile: *const f32,
-        sums: *mut f32,
-    ) {
-        if const { V::ADDS_PAIRS } {
-            let (x, per_group) = (self.x, self.call.group / BYTES);
-            let most = pairs::most_words(self.call);
-            let part = pairs::Pairs::<ROWS, PANELS> { x, per_group, pass, tile, sums, most };
-            // SAFETY: the caller's contract.
-            return unsafe { V::part(part) };
-        }
-        let Pass { x, panel, at, words } = pass;
-        let per_group = self.call.group / BYTES;
-        let first = at / per_group;
-        // SAFETY: the panels and the tile hold the words; after the words the tile has the scales
-        // and biases of their groups; x has scales and sums of every panel and group.
-        unsafe {
-            for group in 0..words / per_group {
-                let mut total = [[V::splat_int(0); PANELS]; ROWS];
-                for at in group * per_group..(group + 1) * per_group {
-                    let mut lanes = [V::splat_int(0); PANELS];
-                    for (lanes, x) in lanes.iter_mut().zip(x) {
-                        *lanes = V::load(x.add(at * LANES)).to_bits();
-                    }
-                    for (r, total) in total.iter_mut().enumerate() {
-                        let word = V::splat(*tile.add(r * STRIDE + at)).to_bits();
-                        for (total, lanes) in total.iter_mut().zip(lanes) {
-                            *total = V::dot_bytes(*total, word, lanes);
-                        }
-                    }
-                }
-                let scales = tile.add(WORDS + group);
-                self.x.add_scaled::<V, ROWS, PANELS>(total, panel, first + group, scales, sums);
-            }
-        }
+/// # Safety
+/// The contract of [`Kind::multiply`]; the machine has the features of the vectors.
+unsafe fn multiply<V: F32x16, F: Format>(
+    operands: Operands,
+    count: usize,
+    band: Range<usize>,
+    to: *mut [f32; LANES],
+) {
+    for (index, from) in (0..count).step_by(LANES).enumerate() {
+        let (first, count) = (operands.below(from), (count - from).min(LANES));
+        let to = to.wrapping_add(index * band.len()).cast();
+        let most = most_words(F::BITS, F::AFFINE);
+        let (affine, words, band) = (F::AFFINE, words::words::<V, F>, band.clone());
+        // SAFETY: the caller's contract.
+        unsafe { V::part(Block { first, count, band, to, affine, most, words }) };
     }
+}
 
-    fn step(&self) -> usize {
-        LANES.min(self.call.group / BYTES)
-    }
-
-    #[inline(always)]
-    unsafe fn add_in_tiles<V: F32x16>(
-        &self,
-        Pass { x, panel, at, words }: Pass<TILE_PANELS>,
-        tile: *const f32,
-        sums: *mut f32,
-    ) {
-        const WIDTH: usize = TILE_PANELS * LANES;
-        let mut totals = Lines::<{ TILE_ROWS * WIDTH }>::uninit();
-        let totals = totals.as_mut_ptr();
-        let per_group = self.call.group / BYTES;
-        // SAFETY: as in `add`; the totals have room for all sums.
-        unsafe {
-            for start in (0..words).step_by(per_group) {
-                let group = at % WORDS / per_group + start / per_group;
-                V::add_tiles_bytes(&TileProduct {
-                    w: tile.add(group * per_group),
-                    w_stride: STRIDE,
-                    x: [x[0].add(start * LANES), x[1].add(start * LANES)],
-                    words: per_group,
-                    step: self.step(),
-                    sums: totals,
-                    sums_stride: WIDTH,
-                    fresh: true,
-                });
-                let index = (at + start) / per_group;
-                for p in 0..TILE_PANELS {
-                    let x = self.x.group::<V>((panel + p).min(self.x.panels - 1), index);
-                    for r in 0..TILE_ROWS {
-                        let to = sums.add(r * SUMS + p * LANES);
-                        let total = V::load(totals.add(r * WIDTH + p * LANES)).to_bits();
-                        let scale = tile.add(r * STRIDE + WORDS + group);
-                        let before = if index > 0 { V::load(to) } else { V::splat(0.0) };
-                        scaled(total, scale, self.x.centered, x, before).store(to);
-                    }
-                }
-            }
-        }
+/// The number of words that are added up in sums of sixteen bits, on CPUs that have no instruction
+/// that adds products of bytes up in lanes of 32 bits. Before these sums can overflow, they are
+/// added to sums of 32 bits. A pair of bytes adds at most twice 127 times the largest code. The
+/// codes of formats that are not `affine` are 4-bit floats.
+const fn most_words(bits: u32, affine: bool) -> usize {
+    match bits {
+        2..=4 if affine => 8,
+        // Codes are at most 24 (4-bit floats) or 31 (5 bits).
+        4 | 5 => 4,
+        _ => 2,
     }
 }

@@ -54,16 +54,13 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
     }
     // SAFETY: the caller's contract.
     unsafe {
-        if !call.of_tokens() {
-            let int8 =
-                call.int8 && with_element!(call.element, T => int8::takes::<T>(machine, call));
-            if !int8 && pieces::takes(machine, call) {
+        if call.int8 && with_element!(call.element, T => int8::takes::<T>(machine, call)) {
+            with_element!(call.element, T => int8::run::<T>(machine, call))
+        } else if !call.of_tokens() {
+            if pieces::takes(machine, call) {
                 return pieces::run(machine, call);
             }
-            with_element!(call.element, T => match int8 {
-                true => int8::run::<T>(machine, call),
-                false => prefill::run::<T>(machine, call),
-            })
+            with_element!(call.element, T => prefill::run::<T>(machine, call))
         } else if call.mode == Mode::Plain {
             with_element!(call.element, T => prefill::run_plain_tokens::<T>(machine, call))
         } else {
@@ -119,7 +116,7 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     let prepared = &with_element!(call.element, T => unsafe {
         prepare::prepare::<T>(machine, call, order)
     });
-    each_range::<F>(machine, call, &|range| {
+    each_range(machine, call, F::BITS as usize, &|range| {
         let columns = Columns { call, prepared, finish, range };
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
         unsafe {
@@ -145,7 +142,7 @@ unsafe fn in_digits<T: Float, F: Format>(
     // SAFETY: the caller's contract.
     let prepared = unsafe { digits::prepare::<T, F>(machine, call) };
     let Some(prepared) = &prepared else { return Some(false) };
-    each_range::<F>(machine, call, &|range| {
+    each_range(machine, call, F::BITS as usize, &|range| {
         let columns = Columns { call, prepared, finish, range };
         let kernel = InDigits::<T, F> { columns, format: PhantomData };
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
@@ -155,14 +152,14 @@ unsafe fn in_digits<T: Float, F: Format>(
 }
 
 /// Divides the columns of the result among the threads.
-fn each_range<F: Format>(machine: Machine, call: &Call, run: &(dyn Fn(Range<usize>) + Sync)) {
+fn each_range(machine: Machine, call: &Call, bits: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
     let products = if call.join == Join::Swiglu { 2 } else { 1 };
-    let bytes = products * call.axis * F::BITS as usize / 8;
+    let bytes = products * call.axis * bits / 8;
     // A core reads about twenty bytes per nanosecond. Two rows of x cost as much as one, and each
     // further pair costs half as much.
     let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
     let columns = call.columns();
-    order::follow(machine.pool, call, LANES * work, call.axis * F::BITS as usize / 8);
+    order::follow(machine.pool, call, LANES * work, call.axis * bits / 8);
     machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
         run(LANES * blocks.start..columns.min(LANES * blocks.end));
     });

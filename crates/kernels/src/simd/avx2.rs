@@ -352,11 +352,6 @@ impl F32x16 for Avx2 {
         // SAFETY: the caller upholds the contract.
         unsafe { numbers::load_stream::<BITS>(from) }
     }
-    #[inline(always)]
-    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { numbers::spread_nibbles(from, to) }
-    }
     const ADDS_PAIRS: bool = true;
     #[inline(always)]
     fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {

@@ -347,11 +347,6 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         }
     }
     #[inline(always)]
-    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: sixteen bytes are readable and thirty-two are writable; no alignment is needed.
-        unsafe { pairs::spread_nibbles(from, to) }
-    }
-    #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         lanes!(transmute::<[__m512; LANES], [Self; LANES]>(transpose(registers(rows))))
     }

@@ -61,14 +61,6 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         // SAFETY: the caller upholds the contract.
         unsafe { stream::load::<Self, BITS>(from) }
     }
-    /// Unpacks thirty-two 4-bit numbers to bytes. The low number of each byte comes first.
-    /// # Safety
-    /// `from` is readable for sixteen bytes, `to` is writable for thirty-two.
-    #[inline(always)]
-    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { stream::spread_nibbles(from, to) }
-    }
     /// Interleaves 64-bit words of `a` and `b`: the first result alternates their even words, and
     /// the second their odd words.
     #[inline(always)]

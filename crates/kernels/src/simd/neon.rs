@@ -310,16 +310,6 @@ impl<const DOTS: u8> F32x16 for Neon<DOTS> {
         })
     }
     #[inline(always)]
-    unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-        // The caller vouches for sixteen readable and thirty-two writable bytes.
-        lanes!({
-            let bytes = vld1q_u8(from);
-            let (low, high) = (vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes));
-            vst1q_u8(to, vzip1q_u8(low, high));
-            vst1q_u8(to.add(LANES), vzip2q_u8(low, high));
-        });
-    }
-    #[inline(always)]
     fn zip_words(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
         let pair = |a, b| lanes!((vreinterpretq_u64_u32(a), vreinterpretq_u64_u32(b)));
         [

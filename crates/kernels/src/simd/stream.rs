@@ -89,18 +89,3 @@ pub unsafe fn store<V: Lanes, const BITS: usize>(a: V::Int, to: *mut u8) {
         }
     }
 }
-
-/// Implements [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
-///
-/// # Safety
-/// The contract of that method applies.
-#[inline(always)]
-pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-    for i in 0..LANES {
-        // SAFETY: the caller upholds the contract.
-        unsafe {
-            let byte = *from.add(i);
-            (*to.add(2 * i), *to.add(2 * i + 1)) = (byte & 15, byte >> 4);
-        }
-    }
-}

@@ -52,16 +52,6 @@ pub trait Tiles: Copy + 'static {
         // SAFETY: the caller upholds the contract.
         unsafe { product.of_pieces() }
     }
-
-    /// Computes [`TileProduct::add_bytes`].
-    ///
-    /// # Safety
-    /// The contract of [`add_tiles_bf16`](Self::add_tiles_bf16) applies.
-    #[inline(always)]
-    unsafe fn add_tiles_bytes(product: &TileProduct) {
-        // SAFETY: the caller upholds the contract.
-        unsafe { product.add_bytes() }
-    }
 }
 
 /// The operands of the products of [`TILE_ROWS`] rows of weights with [`TILE_PANELS`] panels of
@@ -146,27 +136,6 @@ impl TileProduct {
                 Self { w, x, words: self.step, fresh: at == 0, ..*self }.add_bf16();
             }
         }
-    }
-
-    /// Adds products of bytes to sums of 32-bit integers. Bytes of weights are unsigned, and bytes
-    /// of x are signed.
-    ///
-    /// # Safety
-    /// The contract of [`add_bf16`](Self::add_bf16) applies.
-    pub unsafe fn add_bytes(&self) {
-        self.each(|sum, words| {
-            let mut total = 0;
-            for (w, x) in words {
-                for (w, x) in w.to_le_bytes().into_iter().zip(x.to_le_bytes()) {
-                    total += i32::from(w) * i32::from(x as i8);
-                }
-            }
-            // SAFETY: the caller upholds the contract.
-            unsafe {
-                let before = (*sum).to_bits() as i32;
-                *sum = f32::from_bits(before.wrapping_add(total) as u32);
-            }
-        });
     }
 }
 

@@ -126,7 +126,7 @@ impl Llama {
         packed?.joined()
     }
 
-    /// Selects how a CPU rounds the activations of prompts in products with packed weights.
+    /// Selects how a CPU rounds activations in products with packed weights.
     ///
     /// ```
     /// use mlx_primitives::ops::CpuActivations;

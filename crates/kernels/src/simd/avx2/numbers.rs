@@ -53,17 +53,3 @@ pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> (__m256i, __m25
         (half(0), half(1))
     }
 }
-
-/// Implements [`F32x16::spread_nibbles`](super::super::F32x16::spread_nibbles).
-#[inline(always)]
-pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-    // SAFETY: sixteen bytes are readable and thirty-two are writable; no alignment is needed.
-    unsafe {
-        let bytes = _mm_loadu_si128(from.cast());
-        let mask = _mm_set1_epi8(15);
-        let (low, high) = (_mm_and_si128(bytes, mask), _mm_srli_epi16::<4>(bytes));
-        let high = _mm_and_si128(high, mask);
-        _mm_storeu_si128(to.cast(), _mm_unpacklo_epi8(low, high));
-        _mm_storeu_si128(to.add(16).cast(), _mm_unpackhi_epi8(low, high));
-    }
-}

@@ -83,69 +83,6 @@ macro_rules! move_sums {
     };
 }
 
-/// Multiplies the rows of weights, two tiles at a time, by the tiles of two panels (sixteen rows
-/// each) of x. Adds the products to four tiles of sums in tile registers, and stores these sums at
-/// the end. `$ahead` are instructions that prefetch memory.
-macro_rules! add {
-    ($dot:literal, [$($ahead:literal)*], $product:expr) => {{
-        const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
-        let TileProduct { w, w_stride, x, words, step, sums, sums_stride, fresh } = *$product;
-        if fresh {
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                options(nostack),
-            );
-        } else {
-            move_sums!($product, [
-                "tileloadd tmm0, [{sums} + {sums_bytes}]"
-                "tileloadd tmm1, [{sums} + {sums_bytes} + 64]"
-                "tileloadd tmm2, [{next_sums} + {sums_bytes}]"
-                "tileloadd tmm3, [{next_sums} + {sums_bytes} + 64]"
-            ]);
-        }
-        asm!(
-            "2:",
-            "tileloadd tmm4, [{w} + {w_bytes}]",
-            "tileloaddt1 tmm6, [{x} + {line}]",
-            "tileloaddt1 tmm7, [{next_x} + {line}]",
-            concat!($dot, " tmm0, tmm4, tmm6"),
-            "tileloadd tmm5, [{next_w} + {w_bytes}]",
-            concat!($($ahead, "\n"),*),
-            concat!($dot, " tmm1, tmm4, tmm7"),
-            concat!($dot, " tmm2, tmm5, tmm6"),
-            concat!($dot, " tmm3, tmm5, tmm7"),
-            "lea {w}, [{w} + 4*{step}]",
-            "lea {next_w}, [{next_w} + 4*{step}]",
-            "add {x}, {x_bytes}",
-            "add {next_x}, {x_bytes}",
-            "lea {ahead}, [{ahead} + 2*{sums_bytes}]",
-            "sub {words}, {step}",
-            "jnz 2b",
-            ahead = inout(reg) sums.wrapping_add(TILE_PANELS * LANES) => _,
-            sums_bytes = in(reg) size_of::<f32>() * sums_stride,
-            w = inout(reg) w => _,
-            next_w = inout(reg) w.wrapping_add(LANES * w_stride) => _,
-            w_bytes = in(reg) size_of::<f32>() * w_stride,
-            x = inout(reg) x[0] => _,
-            next_x = inout(reg) x[1] => _,
-            x_bytes = in(reg) size_of::<f32>() * LANES * step,
-            line = in(reg) size_of::<f32>() * LANES,
-            step = in(reg) step,
-            words = inout(reg) words => _,
-            options(nostack),
-        );
-        move_sums!($product, [
-            "tilestored [{sums} + {sums_bytes}], tmm0"
-            "tilestored [{sums} + {sums_bytes} + 64], tmm1"
-            "tilestored [{next_sums} + {sums_bytes}], tmm2"
-            "tilestored [{next_sums} + {sums_bytes} + 64], tmm3"
-        ]);
-    }};
-}
-
 /// Multiplies the two loaded tiles of weights by the next tile of each panel.
 macro_rules! piece {
     () => {
@@ -271,7 +208,9 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 
-    /// Treats subnormal numbers as zero. The weights stay in the level-one cache, because x, which
+    /// Multiplies the rows of weights, two tiles at a time, by the tiles of two panels. Adds the
+    /// products to four tiles of sums in tile registers, and stores these sums at the end. Treats
+    /// subnormal numbers as zero. The weights stay in the level-one cache, because x, which
     /// comes from the second-level cache, does not replace them (`tileloaddt1`). The sums of the
     /// next two panels are prefetched, since the caller usually adds to them next.
     #[inline(always)]
@@ -279,16 +218,64 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
         // SAFETY: the caller upholds the contract, and the level is `Amx`. No other code uses the
         // tile registers in between.
         unsafe {
-            add!(
-                "tdpbf16ps",
-                [
-                    "prefetchw [{ahead}]"
-                    "prefetchw [{ahead} + 64]"
-                    "prefetchw [{ahead} + {sums_bytes}]"
-                    "prefetchw [{ahead} + {sums_bytes} + 64]"
-                ],
-                product
-            )
+            const _: () = assert!(TILE_ROWS == 2 * LANES && TILE_PANELS == 2);
+            let TileProduct { w, w_stride, x, words, step, sums, sums_stride, fresh } = *product;
+            if fresh {
+                asm!(
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
+                    options(nostack),
+                );
+            } else {
+                move_sums!(product, [
+                    "tileloadd tmm0, [{sums} + {sums_bytes}]"
+                    "tileloadd tmm1, [{sums} + {sums_bytes} + 64]"
+                    "tileloadd tmm2, [{next_sums} + {sums_bytes}]"
+                    "tileloadd tmm3, [{next_sums} + {sums_bytes} + 64]"
+                ]);
+            }
+            asm!(
+                "2:",
+                "tileloadd tmm4, [{w} + {w_bytes}]",
+                "tileloaddt1 tmm6, [{x} + {line}]",
+                "tileloaddt1 tmm7, [{next_x} + {line}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm5, [{next_w} + {w_bytes}]",
+                "prefetchw [{ahead}]",
+                "prefetchw [{ahead} + 64]",
+                "prefetchw [{ahead} + {sums_bytes}]",
+                "prefetchw [{ahead} + {sums_bytes} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "lea {w}, [{w} + 4*{step}]",
+                "lea {next_w}, [{next_w} + 4*{step}]",
+                "add {x}, {x_bytes}",
+                "add {next_x}, {x_bytes}",
+                "lea {ahead}, [{ahead} + 2*{sums_bytes}]",
+                "sub {words}, {step}",
+                "jnz 2b",
+                ahead = inout(reg) sums.wrapping_add(TILE_PANELS * LANES) => _,
+                sums_bytes = in(reg) size_of::<f32>() * sums_stride,
+                w = inout(reg) w => _,
+                next_w = inout(reg) w.wrapping_add(LANES * w_stride) => _,
+                w_bytes = in(reg) size_of::<f32>() * w_stride,
+                x = inout(reg) x[0] => _,
+                next_x = inout(reg) x[1] => _,
+                x_bytes = in(reg) size_of::<f32>() * LANES * step,
+                line = in(reg) size_of::<f32>() * LANES,
+                step = in(reg) step,
+                words = inout(reg) words => _,
+                options(nostack),
+            );
+            move_sums!(product, [
+                "tilestored [{sums} + {sums_bytes}], tmm0"
+                "tilestored [{sums} + {sums_bytes} + 64], tmm1"
+                "tilestored [{next_sums} + {sums_bytes}], tmm2"
+                "tilestored [{next_sums} + {sums_bytes} + 64], tmm3"
+            ]);
         }
     }
 
@@ -332,11 +319,5 @@ impl<const BF16: bool> Tiles for Avx512<BF16> {
                 options(nostack),
             );
         }
-    }
-
-    #[inline(always)]
-    unsafe fn add_tiles_bytes(product: &TileProduct) {
-        // SAFETY: as in `add_tiles_bf16`.
-        unsafe { add!("tdpbusd", [], product) }
     }
 }

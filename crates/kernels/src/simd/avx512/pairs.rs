@@ -32,21 +32,6 @@ pub unsafe fn of_nibbles(words: __m512i) -> [__m512i; 4] {
     }
 }
 
-/// Implements [`F32x16::spread_nibbles`](super::F32x16::spread_nibbles).
-///
-/// # Safety
-/// Sixteen bytes at `from` are readable, 32 at `to` are writable. The machine has AVX-512 F and BW,
-/// and this is inlined into a function that enables them.
-#[inline(always)]
-pub unsafe fn spread_nibbles(from: *const u8, to: *mut u8) {
-    // SAFETY: the caller upholds the contract; no alignment is needed.
-    unsafe {
-        let pairs = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
-        let apart = _mm256_or_si256(pairs, _mm256_slli_epi16::<4>(pairs));
-        _mm256_storeu_si256(to.cast(), _mm256_and_si256(apart, _mm256_set1_epi8(15)));
-    }
-}
-
 /// Implements [`F32x16::byte_fields`](super::F32x16::byte_fields).
 ///
 /// # Safety

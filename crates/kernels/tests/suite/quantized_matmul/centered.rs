@@ -26,15 +26,18 @@ fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) 
     let unread = vec![T::from_f32(f32::NAN); biases.len()];
     let weights = |biases: &[T]| [Weights { biases: biases.as_ptr().cast(), ..matrix.weights() }];
     let (read, unread) = (weights(&biases), weights(&unread));
-    // Rows of a prompt are multiplied with the biases that the call has.
+    // Rows of a prompt are multiplied with the biases that the call has, except if they are few and
+    // rounded to eight bits.
     let orders = [(RowOrder::Tokens, &unread), (RowOrder::Prompt, &read)];
-    for (rows, (order, given)) in [1, 3, 17].into_iter().flat_map(|m| orders.map(|o| (m, o))) {
+    let cases = [(1, false), (3, false), (17, false), (1, true), (17, true)];
+    for ((rows, int8), (order, given)) in cases.into_iter().flat_map(|c| orders.map(|o| (c, o))) {
         let x: Vec<T> = values(rows * axis, 2.0);
         // A float32 x, as a GGUF file has it, can have scales of another type.
         let wide: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
         for machine in machines_and_tiles() {
-            let what = format!("{format:?} {group} {axis} {rows} {order:?} {:?}", machine.level);
-            let (layout, kind) = ((format, group, axis), (order, element::<T>()));
+            let what =
+                format!("{format:?} {group} {axis} {rows} {order:?} {int8} {:?}", machine.level);
+            let (layout, kind) = ((format, group, axis), (order, element::<T>(), int8));
             let of = |w: &[_; 1], centered| product(machine, layout, kind, &x, w, centered);
             assert_same(&of(given, true), &of(&read, false), &what);
             let of = |w: &[_; 1], centered| product(machine, layout, kind, &wide, w, centered);
@@ -47,14 +50,14 @@ fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) 
 fn product<X: Sample>(
     machine: Machine,
     (format, group, axis): ((Mode, u32), usize, usize),
-    (order, of_scales): (RowOrder, Element),
+    (order, of_scales, int8): (RowOrder, Element, bool),
     x: &[X],
     weights: &[Weights],
     centered: bool,
 ) -> Vec<X> {
     let mut out = vec![X::default(); x.len() / axis * 37];
     let call = plain(format, group, x, axis, weights, &mut out);
-    let call = Call { order, of_scales, centered, ..call };
+    let call = Call { order, of_scales, int8, centered, ..call };
     // SAFETY: the call's buffers are the vectors of this function and of its caller.
     unsafe { quantized_matmul_on(machine, &call) };
     out

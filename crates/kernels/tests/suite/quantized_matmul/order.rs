@@ -46,8 +46,7 @@ pub fn one_order_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
                 unsafe { quantized_matmul_on(machine, &call) };
                 out
             };
-            let in_bytes = order == RowOrder::Prompt && low_rank.is_none();
-            for int8 in [false, true].into_iter().take(1 + usize::from(in_bytes)) {
+            for int8 in [false, true] {
                 let all = of(with_one_thread(machine), 0..m, int8);
                 for rows in [0..1, 1..6, 2..11, 5..38, 0..40] {
                     let what = format!(
