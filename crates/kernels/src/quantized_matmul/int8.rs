@@ -195,13 +195,25 @@ unsafe fn multiply<V: F32x16, F: Format>(
     band: Range<usize>,
     to: *mut [f32; LANES],
 ) {
-    for (index, from) in (0..count).step_by(LANES).enumerate() {
-        let (first, count) = (operands.below(from), (count - from).min(LANES));
-        let to = to.wrapping_add(index * band.len()).cast();
-        let most = most_words(F::BITS, F::AFFINE);
-        let (affine, words, band) = (F::AFFINE, words::words::<V, F>, band.clone());
+    let (affine, most, words) = (F::AFFINE, most_words(F::BITS, F::AFFINE), words::words::<V, F>);
+    let block = Block { first: operands, count, band, to: to.cast(), affine, most, words };
+    // SAFETY: the caller's contract.
+    unsafe { blocks::<V>(block) };
+}
+
+/// Multiplies rows of weights in blocks of sixteen. All formats share this function.
+///
+/// # Safety
+/// The contract of [`Block`], for any number of rows.
+#[inline(never)]
+unsafe fn blocks<V: F32x16>(all: Block) {
+    let (mut first, mut to) = (all.first, all.to);
+    for from in (0..all.count).step_by(LANES) {
+        let (count, band) = ((all.count - from).min(LANES), all.band.clone());
         // SAFETY: the caller's contract.
-        unsafe { V::part(Block { first, count, band, to, affine, most, words }) };
+        unsafe { V::part(Block { first, count, band, to, ..all }) };
+        first = first.below(LANES);
+        to = to.wrapping_add(all.band.len() * LANES);
     }
 }
 

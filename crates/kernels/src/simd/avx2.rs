@@ -339,6 +339,11 @@ impl F32x16 for Avx2 {
         lanes!(square::transpose(&rows))
     }
     #[inline(always)]
+    unsafe fn transpose_words<const B: bool>(rows: &[*const u8; LANES], at: usize, to: *mut f32) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { square::words::<B>(rows, at, to) }
+    }
+    #[inline(always)]
     fn reduce_add_each(b: [Self; LANES]) -> Self {
         lanes!(Self(tree::eight(&b, 0), tree::eight(&b, 8)))
     }

@@ -34,6 +34,20 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         transpose::by_memory(rows)
     }
+    /// Transposes the sixteen words of each row that are `at` bytes after its address: word i of all
+    /// rows is written to the block at `to + 16 * i`. With `NIBBLES` a word is eight 4-bit numbers, and two blocks are written:
+    /// the numbers with even indices, and the numbers with odd indices, in bytes.
+    /// # Safety
+    /// The words are readable, and sixteen or 32 blocks are writable.
+    #[inline(always)]
+    unsafe fn transpose_words<const NIBBLES: bool>(
+        rows: &[*const u8; LANES],
+        at: usize,
+        to: *mut f32,
+    ) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { transpose::words::<Self, NIBBLES>(rows, at, to) }
+    }
     /// Lane i is `blocks[i].reduce_add()`.
     #[inline(always)]
     fn reduce_add_each(blocks: [Self; LANES]) -> Self {

@@ -3,9 +3,13 @@
 use std::ops::Range;
 
 use super::super::operands::Operands;
-use super::words::Scales;
+use super::words::{OfGroups, Rows};
 use super::{AHEAD, BYTES, PART};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
+
+/// The number of weights of a row that are transposed at once for few rows of x. It is a multiple
+/// of every group.
+const FEW: usize = 128;
 
 /// Multiplies `count` rows of weights, at most sixteen, with a band of rows of x.
 pub struct Block<'a> {
@@ -18,7 +22,7 @@ pub struct Block<'a> {
     /// The result of [`most_words`](super::most_words).
     pub most: usize,
     /// [`words`](super::words::words) for the format of the weights.
-    pub words: unsafe fn(&Operands, usize, Range<usize>, *mut f32),
+    pub words: unsafe fn(&Rows, Range<usize>, *mut f32),
 }
 
 impl Kernel for Block<'_> {
@@ -33,31 +37,39 @@ impl Kernel for Block<'_> {
         let (mut words, mut scales) =
             (Lines::<{ PART / BYTES * LANES }>::uninit(), Lines::<{ 2 * LANES * LANES }>::uninit());
         let (words, scales) = (words.as_mut_ptr(), scales.as_mut_ptr());
-        let part = PART.min(LANES * group);
+        // A few rows take small parts, so that the processor multiplies one part while it waits for
+        // the weights of the next part.
+        let part = if self.band.len() < 8 { FEW } else { PART };
+        let step = if V::ADDS_PAIRS { self.most } else { 8 };
         // SAFETY: the caller's contract; there is room for the words and scales of a part.
         unsafe {
             prefetch_far(next.0, self.count * next.1);
+            let rows = Rows::new(&self.first, self.count);
             let later = self.first.below(AHEAD).scales(None);
             self.to.write_bytes(0, self.band.len() * LANES);
-            for at in (0..axis).step_by(part) {
-                let weights = at..axis.min(at + part);
-                let groups = at / group..weights.end / group;
-                let Self { ref first, count, affine, .. } = self;
-                (self.words)(first, count, weights, words);
+            for start in (0..axis).step_by(LANES * group) {
+                let end = axis.min(start + LANES * group);
                 // Prefetch as many scales of later rows as are read here, in the order of addresses.
-                let of_scales = LANES * scale_bytes;
-                let (ahead, length) = (of_scales * at / axis, of_scales * part / axis);
+                let [ahead, length] =
+                    [start, end - start].map(|weights| LANES * scale_bytes * weights / axis);
                 prefetch_far(later.scales.wrapping_add(ahead), length);
                 if later.biases != later.scales {
                     prefetch_far(later.biases.wrapping_add(ahead), length);
                 }
-                V::part(Scales { first, count, affine, groups: groups.clone(), to: scales });
-                let part = Part { block: &self, groups, words, scales };
-                let step = if V::ADDS_PAIRS { self.most } else { 8 };
-                match step.min(group / BYTES) {
-                    8 => part.tiles::<V, 8>(),
-                    4 => part.tiles::<V, 4>(),
-                    _ => part.tiles::<V, 2>(),
+                let Self { ref first, count, affine, .. } = self;
+                let groups = start / group..end / group;
+                V::part(OfGroups { first, count, affine, groups, to: scales });
+                for at in (start..end).step_by(part) {
+                    let weights = at..end.min(at + part);
+                    let groups = at / group..weights.end / group;
+                    let scales = scales.add((at - start) / group * LANES);
+                    (self.words)(&rows, weights, words);
+                    let part = Part { block: &self, groups, words, scales };
+                    match step.min(group / BYTES) {
+                        8 => part.tiles::<V, 8>(),
+                        2 if const { V::ADDS_PAIRS } => part.tiles::<V, 2>(),
+                        _ => part.tiles::<V, 4>(),
+                    }
                 }
             }
         }

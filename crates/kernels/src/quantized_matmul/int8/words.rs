@@ -1,11 +1,12 @@
 //! Transposes the codes and the scales of sixteen rows of weights.
 
+use std::array::from_fn;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::format::{Floats, Format};
+use super::super::format::{Floats, Format, Scales};
 use super::super::operands::Operands;
-use super::{AHEAD, BYTES, PART};
+use super::{AHEAD, BYTES, LINE, PART};
 use crate::element::{Float, with_element};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 
@@ -15,76 +16,66 @@ pub const fn splits_pairs(affine: bool, bits: u32) -> bool {
     affine && bits == 4
 }
 
-/// Writes codes of sixteen rows of weights to `to`: word i has four codes of each row, and is
-/// sixteen floats after word i - 1. The last of the `count` rows replaces rows beyond it. Also
-/// prefetches as many weights of later rows.
-///
-/// # Safety
-/// The weights exist; their number is a multiple of 32 and at most [`PART`]. There is room for
-/// `PART` weights of sixteen rows, and the machine has the features of the vectors.
-pub unsafe fn words<V: F32x16, F: Format>(
-    first: &Operands,
-    count: usize,
-    weights: Range<usize>,
-    to: *mut f32,
-) {
-    let Operands { mut packed, bytes, .. } = *first;
-    packed = packed.wrapping_add(weights.start / 8 * F::BITS as usize);
-    let ahead = AHEAD * bytes + (LANES - 1) * weights.start / 8 * F::BITS as usize;
-    let ahead = packed.wrapping_add(ahead);
-    let weights = weights.len();
-    let rows = Rows { packed, bytes, count, ahead };
-    // SAFETY: the caller's contract.
-    unsafe {
-        if const { splits_pairs(F::AFFINE, F::BITS) } {
-            return V::part(Words::<true> { rows, weights, to });
-        }
-        if const { F::AFFINE && F::BITS == 8 } {
-            return V::part(Words::<false> { rows, weights, to });
-        }
-        let mut codes = Lines::<{ LANES * PART / BYTES }>::uninit();
-        let codes = codes.as_mut_ptr().cast();
-        V::part(Codes::<F> { rows, weights, to: codes, format: PhantomData });
-        let rows = Rows { packed: codes, bytes: PART, count: LANES, ahead: codes };
-        V::part(Words::<false> { rows, weights, to });
-    }
-}
-
-/// A part of sixteen rows of weights.
-#[derive(Clone, Copy)]
-struct Rows {
-    packed: *const u8,
-    /// The number of bytes from one row to the next.
-    bytes: usize,
-    /// The last of the `count` rows replaces rows beyond it.
-    count: usize,
-    /// The address of weights to prefetch.
-    ahead: *const u8,
+/// The addresses of sixteen rows of weights.
+pub struct Rows {
+    /// The last row of weights replaces rows beyond it.
+    packed: [*const u8; LANES],
+    /// The address of the rows that are prefetched meanwhile.
+    later: *const u8,
 }
 
 impl Rows {
     #[inline(always)]
-    fn row(&self, row: usize) -> *const u8 {
-        self.packed.wrapping_add(row.min(self.count - 1) * self.bytes)
+    pub fn new(first: &Operands, count: usize) -> Self {
+        let mut packed = [first.packed; LANES];
+        for row in 1..LANES {
+            packed[row] = packed[row - 1].wrapping_add(if row < count { first.bytes } else { 0 });
+        }
+        Self { packed, later: first.packed.wrapping_add(AHEAD * first.bytes) }
     }
+}
 
-    /// Prefetches `bytes` bytes, and moves on by as many.
-    #[inline(always)]
-    fn prefetch(&mut self, bytes: usize) {
-        prefetch_far(self.ahead, bytes);
-        self.ahead = self.ahead.wrapping_add(bytes);
+/// Writes codes of sixteen rows of weights to `to`: word i has four codes of each row, and is
+/// sixteen floats after word i - 1. Also prefetches as many weights of later rows, in the order of
+/// their addresses.
+///
+/// # Safety
+/// The weights exist; their number is a multiple of 32 and at most [`PART`]. There is room for
+/// `PART` weights of sixteen rows, and the machine has the features of the vectors.
+pub unsafe fn words<V: F32x16, F: Format>(rows: &Rows, weights: Range<usize>, to: *mut f32) {
+    let [at, bytes] = [weights.start, weights.len()].map(|weights| weights / 8 * F::BITS as usize);
+    let (packed, later) = (&rows.packed, rows.later.wrapping_add(LANES * at));
+    // SAFETY: the caller's contract.
+    unsafe {
+        if const { splits_pairs(F::AFFINE, F::BITS) } {
+            return V::part(Words::<true> { packed, at, bytes, later, to });
+        }
+        if const { F::AFFINE && F::BITS == 8 } {
+            return V::part(Words::<false> { packed, at, bytes, later, to });
+        }
+        let mut codes = Lines::<{ LANES * PART / BYTES }>::uninit();
+        let codes = codes.as_mut_ptr().cast::<u8>();
+        let bytes = weights.len();
+        let format = PhantomData::<F>;
+        V::part(Codes { packed, at, later, weights: bytes, to: codes, format });
+        let packed: &[_; LANES] = &from_fn(|row| codes.cast_const().wrapping_add(row * PART));
+        V::part(Words::<false> { packed, at: 0, bytes, later: codes, to });
     }
 }
 
 /// Writes the codes of sixteen rows as bytes, [`PART`] bytes for each row.
-struct Codes<F> {
-    rows: Rows,
+struct Codes<'a, F> {
+    packed: &'a [*const u8; LANES],
+    /// The first weights are this many bytes after the beginning of each row.
+    at: usize,
+    /// The address of weights to prefetch.
+    later: *const u8,
     weights: usize,
     to: *mut u8,
     format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for Codes<F> {
+impl<F: Format> Kernel for Codes<'_, F> {
     const BF16: bool = true;
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
@@ -92,24 +83,27 @@ impl<F: Format> Kernel for Codes<F> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { mut rows, weights, to, .. } = self;
-        for row in 0..LANES {
-            rows.prefetch(weights / 8 * F::BITS as usize);
+        prefetch_far(self.later, LANES * self.weights / 8 * F::BITS as usize);
+        for (row, packed) in self.packed.iter().enumerate() {
+            let (from, to) = (packed.wrapping_add(self.at), self.to.wrapping_add(row * PART));
             // SAFETY: the contract of `words`.
-            unsafe { codes::<V, F>(rows.row(row), weights, to.add(row * PART)) };
+            unsafe { codes::<V, F>(from, self.weights, to) };
         }
     }
 }
 
 /// Transposes words of four bytes, or with `NIBBLES` of eight codes of four bits, whose codes with
 /// even indices are then one word, and the others the next word.
-struct Words<const NIBBLES: bool> {
-    rows: Rows,
-    weights: usize,
+struct Words<'a, const NIBBLES: bool> {
+    packed: &'a [*const u8; LANES],
+    at: usize,
+    /// The number of bytes of each row.
+    bytes: usize,
+    later: *const u8,
     to: *mut f32,
 }
 
-impl<const NIBBLES: bool> Kernel for Words<NIBBLES> {
+impl<const NIBBLES: bool> Kernel for Words<'_, NIBBLES> {
     const BF16: bool = true;
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
@@ -117,44 +111,28 @@ impl<const NIBBLES: bool> Kernel for Words<NIBBLES> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { mut rows, weights, mut to } = self;
-        let words = weights / if NIBBLES { 2 * BYTES } else { BYTES };
-        let mask = V::splat_int(0x0f0f_0f0f);
-        for at in (0..words).step_by(LANES) {
-            let mut part = [V::splat(0.0); LANES];
-            // SAFETY: the contract of `words`.
+        let Self { packed, at, bytes, later, mut to } = self;
+        for start in (0..bytes).step_by(LINE) {
+            let (at, words) = (at + start, (bytes - start).min(LINE) / BYTES);
+            prefetch_far(later.wrapping_add(LANES * start), LANES * LINE);
+            // SAFETY: the contract of `words`. Words after the last one are zeros.
             unsafe {
-                for (row, part) in part.iter_mut().enumerate() {
-                    rows.prefetch(LANES * BYTES);
-                    let from = rows.row(row).cast::<f32>().wrapping_add(at);
-                    *part = match words - at {
-                        LANES.. => V::load(from),
-                        fewer => V::load_first(from, fewer),
-                    };
-                }
-                for codes in V::transpose(part) {
-                    if NIBBLES {
-                        let codes = codes.to_bits();
-                        V::from_bits(V::and_int(codes, mask)).store(to);
-                        let high = V::and_int(V::shift_right::<4>(codes), mask);
-                        V::from_bits(high).store(to.wrapping_add(LANES));
-                        to = to.wrapping_add(2 * LANES);
-                    } else {
-                        codes.store(to);
-                        to = to.wrapping_add(LANES);
+                if words == LANES {
+                    V::transpose_words::<NIBBLES>(packed, at, to);
+                } else {
+                    let mut copy = Lines::<{ LANES * LANES }>::uninit();
+                    let copy = copy.as_mut_ptr();
+                    for (row, packed) in packed.iter().enumerate() {
+                        let from = packed.wrapping_add(at).cast();
+                        V::load_first(from, words).store(copy.add(row * LANES));
                     }
+                    let packed = from_fn(|row| copy.cast_const().add(row * LANES).cast());
+                    V::transpose_words::<NIBBLES>(&packed, 0, to);
                 }
             }
+            to = to.wrapping_add(if NIBBLES { 2 * LANES * LANES } else { LANES * LANES });
         }
     }
-}
-
-/// Returns the scale and the bias of codes of 4-bit floats. The code is twice the float, plus
-/// twelve.
-#[inline(always)]
-fn of_codes<V: F32x16>(scale: V) -> [V; 2] {
-    let scale = scale * V::splat(0.5);
-    [scale, scale * V::splat(-12.0)]
 }
 
 /// Writes the codes of `count` weights as bytes. The weights are complete groups. Codes of 4-bit
@@ -173,9 +151,13 @@ unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut
     }
 }
 
+/// The code of a 4-bit float is twice the float, plus twelve. So its scale is half of the scale of
+/// the float, and its bias is -12 times its scale.
+const OF_FLOATS: (f32, f32) = (0.5, -12.0);
+
 /// Writes scales of sixteen rows of weights to `to`, and biases [`LANES`] vectors after them. A
 /// vector has the scales of a group. The last of the `count` rows replaces rows beyond it.
-pub struct Scales<'a> {
+pub struct OfGroups<'a> {
     pub first: &'a Operands<'a>,
     pub count: usize,
     pub affine: bool,
@@ -184,7 +166,7 @@ pub struct Scales<'a> {
     pub to: *mut f32,
 }
 
-impl Kernel for Scales<'_> {
+impl Kernel for OfGroups<'_> {
     const BF16: bool = true;
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
@@ -192,62 +174,72 @@ impl Kernel for Scales<'_> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let of = self.first.scales(None);
+        let Scales { element, scales, biases } = self.first.scales(None);
         let biases_at = LANES * LANES;
+        let (unit, factor) = match self.affine {
+            true => (1.0, self.first.bias_factor),
+            false => OF_FLOATS,
+        };
+        let reads_biases = factor == 1.0;
+        let mut rows = Lines::<{ LANES * LANES }>::uninit();
+        let rows = rows.as_mut_ptr();
+        let addresses = from_fn(|row| rows.cast_const().wrapping_add(row * LANES).cast());
+        let sources = [(scales, 0), (biases, biases_at)];
         // SAFETY: the caller's contract; there is room for sixteen vectors, and as many again.
         unsafe {
-            if !self.affine {
-                let mut rows = [V::splat(0.0); LANES];
-                for (row, scales) in rows.iter_mut().enumerate() {
-                    let of = of.after(self.row(row) * self.first.scale_bytes);
-                    let (at, count) = (self.groups.start, self.groups.len());
-                    // Groups of `Nvfp4` have sixteen weights, and groups of `Mxfp4` have 32.
-                    *scales = match self.first.group {
-                        16 => Floats::<4, true>::scales::<V>(&of, at, count)[0],
-                        _ => Floats::<4, false>::scales::<V>(&of, at, count)[0],
-                    };
+            for (from, at) in sources.into_iter().take(1 + usize::from(reads_biases)) {
+                match self.affine {
+                    true => with_element!(element, T => self.load::<V, T>(from, rows)),
+                    false => self.load_bytes::<V>(Scales { element, scales, biases }, rows),
                 }
-                for (group, scale) in V::transpose(rows).into_iter().enumerate() {
-                    let [scale, bias] = of_codes(scale);
-                    scale.store(self.to.add(group * LANES));
-                    bias.store(self.to.add(biases_at + group * LANES));
-                }
+                V::transpose_words::<false>(&addresses, 0, self.to.add(at));
+            }
+            if reads_biases {
                 return;
             }
-            with_element!(of.element, T => {
-                self.spread::<V, T>(of.scales, self.to);
-                if self.first.bias_factor == 1.0 {
-                    return self.spread::<V, T>(of.biases, self.to.add(biases_at));
-                }
-            });
             for at in (0..biases_at).step_by(LANES) {
-                let scale = V::load(self.to.add(at));
-                (scale * V::splat(self.first.bias_factor)).store(self.to.add(biases_at + at));
+                let scale = V::load(self.to.add(at)) * V::splat(unit);
+                scale.store(self.to.add(at));
+                (scale * V::splat(factor)).store(self.to.add(biases_at + at));
             }
         }
     }
 }
 
-impl Scales<'_> {
-    /// The row of weights that is taken for a lane.
+impl OfGroups<'_> {
+    /// The offset of the scales of each of the sixteen rows. The compiler does not know the number
+    /// of rows, and so does not unroll loops over them, which would take 10 KB.
     #[inline(always)]
-    fn row(&self, lane: usize) -> usize {
-        lane.min(self.count - 1)
+    fn rows(&self) -> impl Iterator<Item = usize> {
+        let (count, bytes) = (self.count, self.first.scale_bytes);
+        (0..count.next_multiple_of(LANES)).map(move |row| row.min(count - 1) * bytes)
     }
 
-    /// Writes a vector for each group of the rows at `from`.
+    /// Loads scales or biases, which begin at `from`, for each of the rows.
     #[inline(always)]
-    unsafe fn spread<V: F32x16, T: Float>(&self, from: *const u8, to: *mut f32) {
+    unsafe fn load<V: F32x16, T: Float>(&self, from: *const u8, to: *mut f32) {
         let from = from.cast::<T>().wrapping_add(self.groups.start);
-        let mut rows = [V::splat(0.0); LANES];
-        // SAFETY: the caller's contract.
-        unsafe {
-            for (row, scales) in rows.iter_mut().enumerate() {
-                let from = from.wrapping_byte_add(self.row(row) * self.first.scale_bytes);
-                *scales = T::load_block(from, self.groups.len());
-            }
-            for (group, scales) in V::transpose(rows).into_iter().enumerate() {
-                scales.store(to.add(group * LANES));
+        for (row, offset) in self.rows().enumerate() {
+            let from = from.wrapping_byte_add(offset);
+            // SAFETY: the caller's contract.
+            unsafe { T::load_block::<V>(from, self.groups.len()).store(to.add(row * LANES)) };
+        }
+    }
+
+    /// Loads scales of one byte. Groups of `Nvfp4` have sixteen weights, and groups of `Mxfp4` have
+    /// 32.
+    #[inline(always)]
+    unsafe fn load_bytes<V: F32x16>(&self, of: Scales, to: *mut f32) {
+        let (at, count) = (self.groups.start, self.groups.len());
+        for (row, offset) in self.rows().enumerate() {
+            let of = of.after(offset);
+            // SAFETY: the caller's contract.
+            unsafe {
+                let [scales, _] = match self.first.group {
+                    16 => Floats::<4, true>::scales::<V>(&of, at, count),
+                    _ => Floats::<4, false>::scales::<V>(&of, at, count),
+                };
+                scales.store(to.add(row * LANES));
             }
         }
     }

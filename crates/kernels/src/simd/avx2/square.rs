@@ -1,39 +1,55 @@
-//! Transposes sixteen blocks of sixteen lanes, as four squares of eight registers each.
+//! Transposes sixteen rows of sixteen words, as four squares of eight registers each.
 
 use std::arch::x86_64::*;
 
 use super::super::LANES;
 use super::super::registers::Avx2;
 
-/// Block i of the result has lane i of every block. The function is too long to be inlined.
+/// Block i of the result has lane i of every block.
 ///
 /// # Safety
 /// The machine has AVX2.
-#[inline(never)]
-#[target_feature(enable = "avx2")]
+#[inline(always)]
 pub unsafe fn transpose(rows: &[Avx2; LANES]) -> [Avx2; LANES] {
     let mut out = *rows;
-    // SAFETY: the caller upholds the contract.
-    unsafe {
-        for i in [0, 8] {
-            let mut square = [rows[i].0; 8];
-            for (to, row) in square.iter_mut().zip(&rows[i..]) {
-                *to = row.0;
-            }
-            square = eight(square);
-            for (to, lanes) in out.iter_mut().zip(square) {
-                if i == 0 { to.0 = lanes } else { to.1 = lanes }
-            }
-            for (to, row) in square.iter_mut().zip(&rows[i..]) {
-                *to = row.1;
-            }
-            square = eight(square);
-            for (to, lanes) in out[8..].iter_mut().zip(square) {
-                if i == 0 { to.0 = lanes } else { to.1 = lanes }
+    let rows = rows.each_ref().map(|row| (&raw const *row).cast());
+    // SAFETY: the caller upholds the contract; a block has sixteen words.
+    unsafe { words::<false>(&rows, 0, (&raw mut out).cast()) };
+    out
+}
+
+/// Implements [`F32x16::transpose_words`](super::super::F32x16::transpose_words). The function is
+/// too long to be inlined.
+///
+/// # Safety
+/// The contract of that method applies; the machine has AVX2.
+#[inline(never)]
+#[target_feature(enable = "avx2")]
+pub unsafe fn words<const NIBBLES: bool>(rows: &[*const u8; LANES], at: usize, to: *mut f32) {
+    let each = if NIBBLES { 2 * LANES } else { LANES };
+    let mask = _mm256_set1_epi8(15);
+    for word in [0, 8] {
+        for row in [0, 8] {
+            // SAFETY: the caller upholds the contract.
+            unsafe {
+                let mut square = [_mm256_setzero_ps(); 8];
+                for (lanes, row) in square.iter_mut().zip(&rows[row..]) {
+                    *lanes = _mm256_loadu_ps(row.wrapping_add(at).cast::<f32>().add(word));
+                }
+                for (i, lanes) in eight(square).into_iter().enumerate() {
+                    let to = to.add((word + i) * each + row);
+                    if NIBBLES {
+                        let codes = _mm256_castps_si256(lanes);
+                        let high = _mm256_and_si256(_mm256_srli_epi32::<4>(codes), mask);
+                        _mm256_storeu_si256(to.cast(), _mm256_and_si256(codes, mask));
+                        _mm256_storeu_si256(to.add(LANES).cast(), high);
+                    } else {
+                        _mm256_storeu_ps(to, lanes);
+                    }
+                }
             }
         }
     }
-    out
 }
 
 /// Transposes a square of eight registers with eight lanes each.
