@@ -236,7 +236,7 @@ impl<T: Float, M: RowMask<T>, const SCALED: bool> Scores<T, M, SCALED> {
         // SAFETY: every access is within the row, and elements are read before they are
         // overwritten.
         unsafe {
-            while i + 4 * LANES <= self.count {
+            while !V::SMALL && i + 4 * LANES <= self.count {
                 // This code is not a loop, since a loop would keep the maxima in memory.
                 max[0] = self.keep_block(i, kept, max[0]);
                 max[1] = self.keep_block(i + LANES, kept, max[1]);

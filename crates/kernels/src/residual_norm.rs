@@ -95,7 +95,7 @@ impl<T: Float> Kernel for Rows<T> {
             unsafe {
                 let (x, residual) = (self.x.add(at), self.residual.add(at));
                 let (mut sum, norm) = (self.sum.add(at), self.norm.add(at));
-                let h = if sum.is_past_caches() && axis <= KEPT {
+                let h = if !V::SMALL && sum.is_past_caches() && axis <= KEPT {
                     let h = kept.as_mut_ptr().cast();
                     add::<V, T, true>(x, residual, sum, h, axis);
                     h

@@ -112,23 +112,23 @@ impl<const NIBBLES: bool> Kernel for Words<'_, NIBBLES> {
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
         let Self { packed, at, bytes, later, mut to } = self;
+        let mut copy = Lines::<{ LANES * LANES }>::uninit();
+        let copy = copy.as_mut_ptr();
+        let copies = from_fn(|row| copy.cast_const().wrapping_add(row * LANES).cast());
         for start in (0..bytes).step_by(LINE) {
-            let (at, words) = (at + start, (bytes - start).min(LINE) / BYTES);
+            let (mut rows, mut from) = (packed, at + start);
+            let words = (bytes - start).min(LINE) / BYTES;
             prefetch_far(later.wrapping_add(LANES * start), LANES * LINE);
             // SAFETY: the contract of `words`. Words after the last one are zeros.
             unsafe {
-                if words == LANES {
-                    V::transpose_words::<NIBBLES>(packed, at, to);
-                } else {
-                    let mut copy = Lines::<{ LANES * LANES }>::uninit();
-                    let copy = copy.as_mut_ptr();
+                if words < LANES {
                     for (row, packed) in packed.iter().enumerate() {
-                        let from = packed.wrapping_add(at).cast();
+                        let from = packed.wrapping_add(from).cast();
                         V::load_first(from, words).store(copy.add(row * LANES));
                     }
-                    let packed = from_fn(|row| copy.cast_const().add(row * LANES).cast());
-                    V::transpose_words::<NIBBLES>(&packed, 0, to);
+                    (rows, from) = (&copies, 0);
                 }
+                V::transpose_words::<NIBBLES>(rows, from, to);
             }
             to = to.wrapping_add(if NIBBLES { 2 * LANES * LANES } else { LANES * LANES });
         }
@@ -219,10 +219,20 @@ impl OfGroups<'_> {
     #[inline(always)]
     unsafe fn load<V: F32x16, T: Float>(&self, from: *const u8, to: *mut f32) {
         let from = from.cast::<T>().wrapping_add(self.groups.start);
-        for (row, offset) in self.rows().enumerate() {
-            let from = from.wrapping_byte_add(offset);
-            // SAFETY: the caller's contract.
-            unsafe { T::load_block::<V>(from, self.groups.len()).store(to.add(row * LANES)) };
+        let count = self.groups.len();
+        // SAFETY: the caller's contract.
+        unsafe {
+            if count == LANES && self.count == LANES {
+                for row in 0..LANES {
+                    let from = from.wrapping_byte_add(row * self.first.scale_bytes);
+                    T::load::<V>(from).store(to.add(row * LANES));
+                }
+                return;
+            }
+            for (row, offset) in self.rows().enumerate() {
+                let from = from.wrapping_byte_add(offset);
+                T::load_block::<V>(from, count).store(to.add(row * LANES));
+            }
         }
     }
 
