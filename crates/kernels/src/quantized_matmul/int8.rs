@@ -7,8 +7,8 @@
 //! `s * scale * sum(q * p) + bias * s * sum(q)`, and groups are added in the order of k.
 //!
 //! A vector has a lane for each of sixteen rows of weights. The codes of a part of these rows are
-//! transposed in words of four codes ([`words`]), once for all rows of x in a band. Then each word
-//! of x is multiplied with a vector of words ([`block`]).
+//! transposed in words of four codes (`words`), once for all rows of x in a band. Then each word
+//! of x is multiplied with a vector of words (`block`).
 
 mod block;
 mod words;
@@ -19,22 +19,14 @@ use super::columns::Columns;
 use super::finish::Finish;
 use super::format::{Affine, Floats, Format};
 use super::operands::{Kind, MOST_ROWS, Operands};
+use super::order::each_range;
 use super::prepare::Prepared;
-use super::{Call, Mode, each_range, prefill};
+use super::{Call, Mode, prefill};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 use block::Block;
-use words::splits_pairs;
-
-/// The number of bytes in a word.
-const BYTES: usize = 4;
-/// The largest number of weights of a row that are transposed at once.
-const PART: usize = 512;
-/// Weights and scales are prefetched this many rows ahead of their loads.
-const AHEAD: usize = 2 * LANES;
-/// The number of bytes in a cache line.
-const LINE: usize = 64;
+use words::{LINE, splits_pairs};
 
 /// Whether a call can use products of bytes and saves time with them. `Mxfp8` cannot, since 8-bit
 /// floats are not integers. If a CPU adds up products of bytes in sums of sixteen bits, weights can

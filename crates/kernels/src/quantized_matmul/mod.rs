@@ -24,7 +24,6 @@ mod transposed;
 mod unpack;
 
 use std::marker::PhantomData;
-use std::ops::Range;
 
 use super::Machine;
 use super::element::{Element, Float, with_element};
@@ -35,6 +34,7 @@ pub use call::{Call, Join, LowRank, Mode, Norm, Weights};
 use columns::Columns;
 use finish::Finish;
 use format::{Affine, Floats, Format, with_format};
+use order::each_range;
 pub use transposed::{QuantizedTransposedCall, quantized_transposed, quantized_transposed_on};
 
 /// Multiplies x with packed weights. Products accumulate in f32. Results are rounded to the element
@@ -149,20 +149,6 @@ unsafe fn in_digits<T: Float, F: Format>(
         unsafe { machine.level.run(kernel) };
     });
     Some(true)
-}
-
-/// Divides the columns of the result among the threads.
-fn each_range(machine: Machine, call: &Call, bits: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
-    let products = if call.join == Join::Swiglu { 2 } else { 1 };
-    let bytes = products * call.axis * bits / 8;
-    // A core reads about twenty bytes per nanosecond. Two rows of x cost as much as one, and each
-    // further pair costs half as much.
-    let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
-    let columns = call.columns();
-    order::follow(machine.pool, call, LANES * work, call.axis * bits / 8);
-    machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
-        run(LANES * blocks.start..columns.min(LANES * blocks.end));
-    });
 }
 
 /// Decodes the weights to f32 and computes the columns. The code works on every instruction set.

@@ -1,11 +1,13 @@
-//! Remembers the order of products, which is the same for every token. So helpers that wait for the
-//! next product can prefetch its first weights, while one thread computes the steps between the
-//! products.
+//! Divides the columns of a product among threads. Remembers the order of products, which is the
+//! same for every token. So helpers that wait for the next product can prefetch its first weights,
+//! while one thread computes the steps between the products.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::{Call, Join};
+use crate::Machine;
 use crate::pool::Pool;
 use crate::pool::coming::{Coming, Read};
 use crate::simd::LANES;
@@ -42,8 +44,22 @@ fn slot(weights: usize) -> &'static Slot {
     &PRODUCTS[(weights >> 6).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (usize::BITS - 10)]
 }
 
+/// Divides the columns of the result among the threads.
+pub fn each_range(machine: Machine, call: &Call, bits: usize, run: &(dyn Fn(Range<usize>) + Sync)) {
+    let products = if call.join == Join::Swiglu { 2 } else { 1 };
+    let bytes = products * call.axis * bits / 8;
+    // A core reads about twenty bytes per nanosecond. Two rows of x cost as much as one, and each
+    // further pair costs half as much.
+    let work = bytes * (1 + call.rows.div_ceil(2)) / 2 / 2 + 10;
+    let columns = call.columns();
+    follow(machine.pool, call, LANES * work, call.axis * bits / 8);
+    machine.pool.for_each(columns.div_ceil(LANES), LANES * work, &|blocks| {
+        run(LANES * blocks.start..columns.min(LANES * blocks.end));
+    });
+}
+
 /// Remembers a product of few rows, and tells the pool which product will probably follow.
-pub fn follow(pool: &Pool, call: &Call, work: usize, bytes_of_row: usize) {
+fn follow(pool: &Pool, call: &Call, work: usize, bytes_of_row: usize) {
     let items = call.columns().div_ceil(LANES);
     if pool.threads() == 1 || items.saturating_mul(work) < LEAST_WORK {
         return;

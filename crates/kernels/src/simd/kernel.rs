@@ -45,8 +45,26 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         at: usize,
         to: *mut f32,
     ) {
+        let (mut words, mut to) = ([Self::splat(0.0); LANES], to);
+        let mask = Self::splat_int(0x0f0f_0f0f);
         // SAFETY: the caller upholds the contract.
-        unsafe { transpose::words::<Self, NIBBLES>(rows, at, to) }
+        unsafe {
+            for (word, row) in words.iter_mut().zip(rows) {
+                *word = Self::load(row.wrapping_add(at).cast());
+            }
+            for word in Self::transpose(words) {
+                if NIBBLES {
+                    let codes = word.to_bits();
+                    Self::from_bits(Self::and_int(codes, mask)).store(to);
+                    let high = Self::and_int(Self::shift_right::<4>(codes), mask);
+                    Self::from_bits(high).store(to.wrapping_add(LANES));
+                    to = to.wrapping_add(2 * LANES);
+                } else {
+                    word.store(to);
+                    to = to.wrapping_add(LANES);
+                }
+            }
+        }
     }
     /// Lane i is `blocks[i].reduce_add()`.
     #[inline(always)]

@@ -3,7 +3,6 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::kernel::F32x16;
 use super::lanes::{LANES, Lanes};
 
 /// Returns the lanes of a block as an array.
@@ -59,38 +58,6 @@ pub fn by_memory<V: Lanes>(rows: [V; LANES]) -> [V; LANES] {
             *lanes = V::load(column.as_ptr());
         }
         columns
-    }
-}
-
-/// Computes [`F32x16::transpose_words`] in registers.
-///
-/// # Safety
-/// The contract of that method applies.
-#[inline(always)]
-pub unsafe fn words<V: F32x16, const NIBBLES: bool>(
-    rows: &[*const u8; LANES],
-    at: usize,
-    mut to: *mut f32,
-) {
-    let mask = V::splat_int(0x0f0f_0f0f);
-    let mut words = [V::splat(0.0); LANES];
-    // SAFETY: the caller upholds the contract.
-    unsafe {
-        for (word, row) in words.iter_mut().zip(rows) {
-            *word = V::load(row.wrapping_add(at).cast());
-        }
-        for word in V::transpose(words) {
-            if NIBBLES {
-                let codes = word.to_bits();
-                V::from_bits(V::and_int(codes, mask)).store(to);
-                let high = V::and_int(V::shift_right::<4>(codes), mask);
-                V::from_bits(high).store(to.wrapping_add(LANES));
-                to = to.wrapping_add(2 * LANES);
-            } else {
-                word.store(to);
-                to = to.wrapping_add(LANES);
-            }
-        }
     }
 }
 

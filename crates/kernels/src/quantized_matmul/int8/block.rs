@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use super::super::operands::Operands;
-use super::words::{OfGroups, Rows};
-use super::{AHEAD, BYTES, PART};
+use super::words::{AHEAD, BYTES, OfGroups, PART, Rows};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 
 /// The number of weights of a row that are transposed at once for few rows of x. It is a multiple
@@ -19,7 +18,7 @@ pub struct Block<'a> {
     /// Sixteen sums for each row of the band.
     pub to: *mut f32,
     pub affine: bool,
-    /// The result of [`most_words`](super::most_words).
+    /// The number of words whose products 16-bit sums have room for.
     pub most: usize,
     /// [`words`](super::words::words) for the format of the weights.
     pub words: unsafe fn(&Rows, Range<usize>, *mut f32),
@@ -49,7 +48,7 @@ impl Kernel for Block<'_> {
             self.to.write_bytes(0, self.band.len() * LANES);
             for start in (0..axis).step_by(LANES * group) {
                 let end = axis.min(start + LANES * group);
-                // Prefetch as many scales of later rows as are read here, in the order of addresses.
+                // Prefetch as many scales of later rows as are read here.
                 let [ahead, length] =
                     [start, end - start].map(|weights| LANES * scale_bytes * weights / axis);
                 prefetch_far(later.scales.wrapping_add(ahead), length);

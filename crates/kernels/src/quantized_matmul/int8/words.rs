@@ -6,9 +6,17 @@ use std::ops::Range;
 
 use super::super::format::{Floats, Format, Scales};
 use super::super::operands::Operands;
-use super::{AHEAD, BYTES, LINE, PART};
 use crate::element::{Float, with_element};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
+
+/// The number of bytes in a word.
+pub const BYTES: usize = 4;
+/// The largest number of weights of a row that are transposed at once.
+pub const PART: usize = 512;
+/// Weights and scales are prefetched this many rows ahead of their loads.
+pub const AHEAD: usize = 2 * LANES;
+/// The number of bytes in a cache line.
+pub const LINE: usize = 64;
 
 /// Whether [`Words`] transposes words of eight codes before it separates them. Then a word of x has
 /// the bytes of every other element, since a byte of weights has the codes of two neighbors.
