@@ -35,8 +35,9 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         transpose::by_memory(rows)
     }
     /// Transposes the sixteen words of each row that are `at` bytes after its address: word i of all
-    /// rows is written to the block at `to + 16 * i`. With `NIBBLES` a word is eight 4-bit numbers, and two blocks are written:
-    /// the numbers with even indices, and the numbers with odd indices, in bytes.
+    /// rows is written to the block at `to + 16 * i`. With `NIBBLES` a word is eight 4-bit numbers,
+    /// and two blocks are written: the numbers with even indices, and the numbers with odd indices,
+    /// in bytes.
     /// # Safety
     /// The words are readable, and sixteen or 32 blocks are writable.
     #[inline(always)]
