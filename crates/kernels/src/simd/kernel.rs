@@ -34,8 +34,8 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         transpose::by_memory(rows)
     }
-    /// Transposes the sixteen words of each row that are `at` bytes after its address: word i of all
-    /// rows is written to the block at `to + 16 * i`. With `NIBBLES` a word is eight 4-bit numbers,
+    /// Transposes the sixteen words of each row that are `at` bytes after its address. Writes word
+    /// i of all rows to the block at `to + 16 * i`. With `NIBBLES` a word is eight 4-bit numbers,
     /// and two blocks are written: the numbers with even indices, and the numbers with odd indices,
     /// in bytes.
     /// # Safety
