@@ -25,7 +25,12 @@ pub const KERNELS: &[Equivalent] = &[
     ("write_", "at < scores.", "at <= scores.", "a quad of nothing but pad"),
     ("write_", "at < axis", "at <= axis", "a quad of nothing but pad"),
     ("write_", "exp4(0.0f", "exp4(1.0f", "the second sum is not used"),
-    ("attention_vector", "else queries", "mem_flags::", "for the compiler alone; orders nothing"),
+    (
+        "attention_vector",
+        "simdgroup_barrier",
+        "else queries",
+        "for the compiler alone; orders nothing",
+    ),
     ("logsumexp_grad", "at < axis", "at <= axis", "a quad of nothing but pad"),
     ("logsumexp_grad", "if (SUBTRACT)", "if (true)", "without SUBTRACT the sum is not used"),
     ("logsumexp_grad", "exp4(0.0f", "exp4(1.0f", "the second sum is not used"),
