@@ -200,7 +200,7 @@ def everyone():
         # Each group of 64 weights has a bf16 scale and bias: half a bit per weight.
         Ours(four, "4-bit, groups of 64", 4.5, packed(4), long_context=True),
         # This line rounds activations to eight bits, as the peers do. Only its prompts are measured,
-        # since the memory limits decoding.
+        # since exact activations decode one sequence as fast.
         Ours(
             "ours-int8",
             "4-bit, prompt in 8 bits",

@@ -2,6 +2,7 @@
 //! batches, and with a prompt in chunks of any length. The weights are random, so logits differ
 //! little and any changed bit is likely to change a token.
 
+use mlx_primitives::ops::CpuActivations;
 use mlx_primitives::{Dtype, Result};
 use mlx_primitives_llama::{CacheKind, Config, Generation, Llama, Options, Quantization};
 
@@ -10,20 +11,26 @@ use crate::support::Checked;
 /// The numbers of query heads and of key/value heads.
 const LAYOUTS: [(i32, i32); 8] = [(1, 1), (4, 2), (4, 1), (8, 2), (5, 1), (14, 2), (8, 1), (16, 1)];
 
+/// The number of kinds of models.
+const KINDS: usize = 7;
+
 fn model((heads, kv_heads): (i32, i32), kind: usize, seed: u64) -> Result<Llama> {
     let config = Config::parse(&format!(
         r#"{{"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 2,
             "intermediate_size": 160, "num_attention_heads": {heads}, "head_dim": 32,
             "num_key_value_heads": {kv_heads}, "rms_norm_eps": 1e-5, "vocab_size": 101}}"#
     ))?;
-    let (dtype, packed) = [
-        (Dtype::Float32, None),
-        (Dtype::Bfloat16, Some(Quantization::affine(32, 4))),
-        (Dtype::Bfloat16, None),
-        (Dtype::Float32, Some(Quantization::affine(32, 4))),
-        (Dtype::Float16, Some(Quantization::affine(32, 8))),
-    ][kind % 5];
-    Llama::random(config, dtype, packed, seed)
+    let (exact, rounded) = (CpuActivations::Exact, CpuActivations::Int8);
+    let (dtype, packed, activations) = [
+        (Dtype::Float32, None, exact),
+        (Dtype::Bfloat16, Some(Quantization::affine(32, 4)), exact),
+        (Dtype::Bfloat16, None, exact),
+        (Dtype::Float32, Some(Quantization::affine(32, 4)), exact),
+        (Dtype::Float16, Some(Quantization::affine(32, 8)), exact),
+        (Dtype::Float32, Some(Quantization::affine(32, 4)), rounded),
+        (Dtype::Bfloat16, Some(Quantization::affine(32, 6)), rounded),
+    ][kind % KINDS];
+    Ok(Llama::random(config, dtype, packed, seed)?.with_activations(activations))
 }
 
 /// The cache keeps only the latest positions. The prompt is longer than the cache, and runs in
@@ -80,7 +87,7 @@ fn neither_proposals_nor_cuts_nor_neighbors_change_a_bit() -> Checked {
         let llama = model(LAYOUTS[layout], kind, 7)?;
         let other = model(LAYOUTS[layout], kind, 8)?;
         let kept = cache(layout + more);
-        let what = format!("{:?}, {}, {kept:?}", LAYOUTS[layout], kind % 5);
+        let what = format!("{:?}, {}, {kept:?}", LAYOUTS[layout], kind % KINDS);
         // Some prompts have more keys than a tile of the attention kernel, and others have fewer.
         let prompt = |of: usize| -> Vec<u32> {
             let len = [70, 3, 131, 1, 17, 64, 40][of % 7];

@@ -26,8 +26,7 @@ fn of_centered_codes<T: Sample>(format: (Mode, u32), group: usize, axis: usize) 
     let unread = vec![T::from_f32(f32::NAN); biases.len()];
     let weights = |biases: &[T]| [Weights { biases: biases.as_ptr().cast(), ..matrix.weights() }];
     let (read, unread) = (weights(&biases), weights(&unread));
-    // Rows of a prompt are multiplied with the biases that the call has, except if they are few and
-    // rounded to eight bits.
+    // Exact rows of a prompt are multiplied with the biases that the call has.
     let orders = [(RowOrder::Tokens, &unread), (RowOrder::Prompt, &read)];
     let cases = [(1, false), (3, false), (17, false), (1, true), (17, true)];
     for ((rows, int8), (order, given)) in cases.into_iter().flat_map(|c| orders.map(|o| (c, o))) {
