@@ -78,8 +78,10 @@ fn activations_of_eight_bits_score_almost_as_well() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("story.txt");
     fs::write(&file, fixture["story"].as_str().unwrap()).unwrap();
-    let rounding: [(&str, &[&str]); 2] =
-        [("float32", &["amx", "avx512bf16", "avx2"]), ("bfloat16", &["avx512bf16", "avx2"])];
+    let rounding: [(&str, &[&str]); 2] = [
+        ("float32", &["amx", "avx512vnni", "avx512bf16", "avx2"]),
+        ("bfloat16", &["avx512vnni", "avx512bf16", "avx2"]),
+    ];
     for (dtype, levels) in rounding {
         let packed = directory.path().join(dtype);
         let into = ["-o", text_of(&packed), "--bits", "4", "--dtype", dtype];

@@ -17,7 +17,7 @@ use crate::table::inputs::decoded;
 const SIMD: &str = "MLX_PRIMITIVES_SIMD";
 /// Instruction sets, the best one first. A machine that supports one also supports all after it.
 #[cfg(target_arch = "x86_64")]
-const LEVELS: [&str; 5] = ["amx", "avx512bf16", "avx512", "avx2", "scalar"];
+const LEVELS: [&str; 6] = ["amx", "avx512vnni", "avx512bf16", "avx512", "avx2", "scalar"];
 #[cfg(target_arch = "aarch64")]
 const LEVELS: [&str; 4] = ["i8mm", "dotprod", "neon", "scalar"];
 const SHAPE: Shape = Shape { hidden: 256, inner: 384, heads: 4, kv_heads: 2, head_dim: 64 };

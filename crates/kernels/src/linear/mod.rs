@@ -139,7 +139,8 @@ pub unsafe fn linear_on<T: Float>(machine: Machine, call: &LinearCall) {
 }
 
 impl Level {
-    /// Whether this instruction set multiplies pairs of bf16 ([`InBf16`]) in one instruction.
+    /// Whether this instruction set multiplies pairs of bf16 ([`InBf16`]) in one instruction, and
+    /// saves time with it.
     pub fn dots_bf16(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Level::Amx | Level::Avx512Bf16);
@@ -156,9 +157,10 @@ impl Level {
     pub fn dots_bytes(self) -> bool {
         #[cfg(target_arch = "aarch64")]
         return matches!(self, Level::I8mm | Level::Dotprod);
-        // `Avx512Bf16` requires AVX512_VNNI too.
-        #[cfg(not(target_arch = "aarch64"))]
-        return self.dots_bf16();
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Level::Amx | Level::Avx512Vnni | Level::Avx512Bf16);
+        #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+        return false;
     }
 
     /// Whether this instruction set adds up products of bytes in sixteen bits, which is enough for

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
 use super::k_quant::{Blocks, Rows};
-use super::operands::{BLOCKS, Kind, MOST_ROWS, Operands};
+use super::operands::{BLOCKS, Kind, MOST_ROWS, OfX, Operands};
 use super::prepare::Prepared;
 use super::{Call, Join};
 use crate::element::{Element, Float, with_element};
@@ -80,7 +80,8 @@ impl Columns<'_> {
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let (bits, affine, element) = (D::BITS, D::AFFINE, D::ELEMENT);
-        let kind = Kind { bits, affine, element, band: BAND, multiply: multiply::<V, D> };
+        let (of_x, band, multiply) = (OfX::Own, BAND, multiply::<V, D> as _);
+        let kind = Kind { bits, affine, element, of_x, band, multiply };
         // SAFETY: the caller's contract.
         unsafe { self.run_by::<V>(kind) };
     }

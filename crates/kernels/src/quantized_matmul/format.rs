@@ -5,8 +5,10 @@
 //! many codes as fit in 24 bits (four 5-bit codes take only 20 bits). Lane l of a chunk holds
 //! weights `l * PER_LANE ..`, lowest bits first.
 
+use std::marker::PhantomData;
+
 use crate::element::{Element, F16, Float, with_element};
-use crate::simd::{F32x16, LANES};
+use crate::simd::{F32x16, Kernel, LANES};
 
 /// The scales of groups of weights. An affine format also has biases, and its scales and biases are
 /// of type `element`.
@@ -39,9 +41,35 @@ impl Scales {
     }
 }
 
+/// Writes the scales and the biases of at most sixteen groups, from group `at` on, in f32.
+pub(super) struct WriteScales<'a, F> {
+    pub of: &'a Scales,
+    pub at: usize,
+    pub count: usize,
+    pub scales: *mut f32,
+    pub biases: *mut f32,
+    pub format: PhantomData<F>,
+}
+
+impl<F: Format> Kernel for WriteScales<'_, F> {
+    const BF16: bool = false;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        // SAFETY: the caller provides the groups, and room for sixteen scales and biases.
+        unsafe {
+            let [scales, biases] = F::scales::<V>(self.of, self.at, self.count);
+            scales.store(self.scales);
+            biases.store(self.biases);
+        }
+    }
+}
+
 /// A format of packed weights, in groups that share a scale.
 pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
+    /// A format with the same scales, so that formats share code that loads scales.
+    type OfScales: Format;
     /// Whether a group has a scale and a bias of the element type of the call, or of f32 for
     /// K-quants. Otherwise it has only a scale of one byte.
     const AFFINE: bool;
@@ -132,6 +160,7 @@ pub(super) struct Affine<const BITS: u32>;
 pub(super) struct Floats<const BITS: u32, const FP8: bool>;
 
 impl<const BITS: u32> Format for Affine<BITS> {
+    type OfScales = Affine<8>;
     const BITS: u32 = BITS;
     const AFFINE: bool = true;
 
@@ -180,6 +209,7 @@ impl<const BITS: u32> Format for Affine<BITS> {
 }
 
 impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
+    type OfScales = Floats<4, FP8>;
     const BITS: u32 = BITS;
     const AFFINE: bool = false;
     #[cfg(target_arch = "x86_64")]

@@ -6,27 +6,20 @@
 //! and a weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`, and groups are added in the order of k.
 //!
-//! A vector has a lane for each of sixteen rows of weights. The codes of a part of these rows are
-//! transposed in words of four codes (`words`), once for all rows of x in a band. Then each word
-//! of x is multiplied with a vector of words (`block`).
-
-mod block;
-mod words;
+//! A word of x has four bytes. Each is multiplied with the word of each row of weights (`lanes`).
 
 use std::ops::Range;
 
 use super::columns::Columns;
 use super::finish::Finish;
-use super::format::{Affine, Floats, Format};
-use super::operands::{Kind, MOST_ROWS, Operands};
+use super::lanes::{InLanes, LINE, splits_pairs};
+use super::operands::OfX;
 use super::order::each_range;
 use super::prepare::Prepared;
 use super::{Call, Mode, prefill};
 use crate::element::Float;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
-use block::Block;
-use words::{LINE, splits_pairs};
 
 /// Whether a call can use products of bytes and saves time with them. `Mxfp8` cannot, since 8-bit
 /// floats are not integers. If a CPU adds up products of bytes in sums of sixteen bits, weights can
@@ -58,7 +51,8 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
             });
             let finish = &Finish::new::<T>(machine, call);
             each_range(machine, call, call.bits as usize, &|range| {
-                machine.level.run(InBytes(Columns { call, prepared, finish, range }));
+                let columns = Columns { call, prepared, finish, range };
+                machine.level.run(InLanes { columns, of_x: OfX::Bytes });
             });
         });
     }
@@ -148,76 +142,5 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
         }
         let scale = most / 127.0;
         (scale, scale * sum.reduce_add())
-    }
-}
-
-/// Multiplies the rows of x with columns of the result.
-struct InBytes<'a>(Columns<'a>);
-
-impl Kernel for InBytes<'_> {
-    const BF16: bool = true;
-    const ONLY_BF16: bool = Self::BF16;
-    const BYTES: bool = true;
-    const PAIRS: bool = true;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Call { mode, bits, .. } = *self.0.call;
-        let multiply = match (mode, bits) {
-            (Mode::Mxfp4 | Mode::Nvfp4, _) => multiply::<V, Floats<4, false>>,
-            (_, 2) => multiply::<V, Affine<2>>,
-            (_, 3) => multiply::<V, Affine<3>>,
-            (_, 4) => multiply::<V, Affine<4>>,
-            (_, 5) => multiply::<V, Affine<5>>,
-            (_, 6) => multiply::<V, Affine<6>>,
-            _ => multiply::<V, Affine<8>>,
-        };
-        let affine = matches!(mode, Mode::Affine | Mode::KQuant);
-        let kind = Kind { bits: bits as usize, affine, element: None, band: MOST_ROWS, multiply };
-        // SAFETY: the caller's contract; the rows are prepared for these products.
-        unsafe { self.0.run_by::<V>(kind) };
-    }
-}
-
-/// # Safety
-/// The contract of [`Kind::multiply`]; the machine has the features of the vectors.
-unsafe fn multiply<V: F32x16, F: Format>(
-    operands: Operands,
-    count: usize,
-    band: Range<usize>,
-    to: *mut [f32; LANES],
-) {
-    let (affine, most, words) = (F::AFFINE, most_words(F::BITS, F::AFFINE), words::words::<V, F>);
-    let block = Block { first: operands, count, band, to: to.cast(), affine, most, words };
-    // SAFETY: the caller's contract.
-    unsafe { blocks::<V>(block) };
-}
-
-/// Multiplies rows of weights in blocks of sixteen. All formats share this function.
-///
-/// # Safety
-/// The contract of [`Block`], for any number of rows.
-#[inline(never)]
-unsafe fn blocks<V: F32x16>(all: Block) {
-    let (mut first, mut to) = (all.first, all.to);
-    for from in (0..all.count).step_by(LANES) {
-        let (count, band) = ((all.count - from).min(LANES), all.band.clone());
-        // SAFETY: the caller's contract.
-        unsafe { V::part(Block { first, count, band, to, ..all }) };
-        first = first.below(LANES);
-        to = to.wrapping_add(all.band.len() * LANES);
-    }
-}
-
-/// The number of words that are added up in sums of sixteen bits, on CPUs that have no instruction
-/// that adds products of bytes up in lanes of 32 bits. Before these sums can overflow, they are
-/// added to sums of 32 bits. A pair of bytes adds at most twice 127 times the largest code. The
-/// codes of formats that are not `affine` are 4-bit floats.
-const fn most_words(bits: u32, affine: bool) -> usize {
-    match bits {
-        2..=4 if affine => 8,
-        // Codes are at most 24 (4-bit floats) or 31 (5 bits).
-        4 | 5 => 4,
-        _ => 2,
     }
 }

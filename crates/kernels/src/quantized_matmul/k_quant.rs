@@ -3,10 +3,11 @@
 //! which represents them exactly. Kernels then decode the weights like weights of an affine format.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 
 use super::call::{Call, Mode, Weights};
-use super::format::Scales;
-use crate::element::{Element, F16, Float};
+use super::format::{Format, Scales, WriteScales};
+use crate::element::{F16, Float};
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
@@ -19,6 +20,7 @@ pub const SCALE_BYTES: usize = 20;
 const PART: usize = 1024;
 /// The largest number of groups in [`PART`] weights.
 const GROUPS: usize = PART / 16;
+const _: () = assert!(GROUPS.is_multiple_of(LANES));
 /// The largest number of scales and biases that are written out at once, unless sixteen rows have
 /// more. This number of floats stays in the first-level cache.
 const FEW: usize = 4096;
@@ -211,7 +213,7 @@ impl Drop for Rows {
     }
 }
 
-/// Room for the scales and biases of a part of a row, at most [`PART`] weights.
+/// Room for the scales and biases of a part of a row, at most [`PART`] weights, in f32.
 pub(super) struct Part(Lines<{ 2 * GROUPS }>);
 
 impl Part {
@@ -220,8 +222,8 @@ impl Part {
         Self(Lines::uninit())
     }
 
-    /// The scales and biases of `weights` weights, whose blocks are at `from`. They are valid until
-    /// the next call.
+    /// Writes the scales and biases of `weights` weights, whose blocks are at `from`, and returns
+    /// their addresses.
     ///
     /// # Safety
     /// `from` has the blocks of `weights` weights, which are full blocks and at most [`PART`].
@@ -231,11 +233,32 @@ impl Part {
         blocks: Blocks,
         from: *const u8,
         weights: usize,
-    ) -> Scales {
+    ) -> [*const f32; 2] {
         let scales = self.0.as_mut_ptr();
         let biases = scales.wrapping_add(GROUPS);
         // SAFETY: the caller's contract; there is room for all groups.
         unsafe { blocks.write::<V>(from, weights, scales, biases) };
-        Scales { element: Element::F32, scales: scales.cast(), biases: biases.cast() }
+        [scales, biases]
+    }
+
+    /// Does the work of [`of`](Self::of) for `groups` groups of a format whose scales are not in
+    /// blocks.
+    ///
+    /// # Safety
+    /// The groups exist and have at most [`PART`] weights.
+    #[inline(always)]
+    pub unsafe fn of_groups<V: F32x16, F: Format>(
+        &mut self,
+        of: &Scales,
+        groups: usize,
+    ) -> [*const f32; 2] {
+        let all = self.0.as_mut_ptr();
+        for at in (0..groups).step_by(LANES) {
+            let (scales, biases) = (all.wrapping_add(at), all.wrapping_add(GROUPS + at));
+            let (count, format) = (LANES.min(groups - at), PhantomData::<F::OfScales>);
+            // SAFETY: the caller's contract; there is room for all groups, in full vectors.
+            unsafe { V::part(WriteScales { of, at, count, scales, biases, format }) };
+        }
+        [all, all.wrapping_add(GROUPS)]
     }
 }

@@ -10,10 +10,12 @@ mod call;
 mod columns;
 mod digits;
 mod dot;
+mod few;
 mod finish;
 mod format;
 pub mod int8;
 pub mod k_quant;
+mod lanes;
 mod operands;
 mod order;
 mod pieces;
@@ -60,7 +62,10 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
             if pieces::takes(machine, call) {
                 return pieces::run(machine, call);
             }
-            with_element!(call.element, T => prefill::run::<T>(machine, call))
+            with_element!(call.element, T => match few::takes::<T>(machine, call) {
+                true => few::run::<T>(machine, call),
+                false => prefill::run::<T>(machine, call),
+            })
         } else if call.mode == Mode::Plain {
             with_element!(call.element, T => prefill::run_plain_tokens::<T>(machine, call))
         } else {

@@ -37,6 +37,7 @@ pub(super) struct Operands<'a> {
     pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
+    pub of_x: OfX,
     pub prepared: &'a Prepared,
 }
 
@@ -68,6 +69,7 @@ impl<'a> Operands<'a> {
             next: (std::ptr::null(), 0),
             axis,
             group,
+            of_x: kind.of_x,
             prepared,
         }
     }
@@ -103,12 +105,26 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
     prefetch_far(chunk.wrapping_add(AHEAD), bytes);
 }
 
+/// The elements of prepared rows of x.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum OfX {
+    /// What one kind of products alone prepares.
+    Own,
+    /// Bytes, see [`int8`](super::int8).
+    Bytes,
+    /// f32, in order.
+    Floats,
+    /// bf16, in order, for the instruction that multiplies pairs.
+    Pairs,
+}
+
 /// The properties of a kind of products, for the loop over bands of rows of x.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub bits: usize,
     pub affine: bool,
     pub element: Option<Element>,
+    pub of_x: OfX,
     /// The largest number of rows of x in a band.
     pub band: usize,
     /// Multiplies rows of weights, in blocks of sixteen, with a band of rows of x. It writes block

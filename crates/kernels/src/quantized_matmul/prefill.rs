@@ -194,8 +194,8 @@ impl Packed<'_> {
         })
     }
 
-    /// Returns the weights `k..k + len` of a row, which form complete groups, and their scales. The
-    /// scales of K-quants are written out in `part`.
+    /// Returns the address of `groups` groups of weights of a row, from `k` on, and the addresses
+    /// of their scales and biases, which are written out in `part`.
     ///
     /// # Safety
     /// The weights exist.
@@ -204,17 +204,20 @@ impl Packed<'_> {
         &self,
         row: usize,
         k: usize,
-        len: usize,
+        groups: usize,
         part: &mut Part,
-    ) -> (*const u8, Scales) {
+    ) -> (*const u8, [*const f32; 2]) {
         let (packed, scales) = self.at::<F, HALF>(row, k);
-        match Blocks::of_call(self.call) {
-            Some(blocks) if F::IN_BLOCKS => {
-                // SAFETY: the caller's contract; `part` has room for the weights of a tile.
-                (packed, unsafe { part.of::<V>(blocks, scales.scales, len) })
+        // SAFETY: the caller's contract; `part` has room for the weights of a tile.
+        let of_groups = unsafe {
+            match Blocks::of_call(self.call) {
+                Some(blocks) if F::IN_BLOCKS => {
+                    part.of::<V>(blocks, scales.scales, groups * self.call.group)
+                }
+                _ => part.of_groups::<V, F>(&scales, groups),
             }
-            _ => (packed, scales),
-        }
+        };
+        (packed, of_groups)
     }
 
     /// Writes the weights `k..k + len` of a row, as bf16 or as f32.
@@ -230,15 +233,13 @@ impl Packed<'_> {
         out: *mut u8,
     ) {
         let mut part = Part::new();
-        let group = self.call.group;
-        // SAFETY: the caller's contract.
-        let (packed, scales) = unsafe { self.part::<V, F, HALF>(row, k, len, &mut part) };
-        for start in (0..len).step_by(group) {
-            // SAFETY: the group and its weights belong to this row. A group begins at `k`, and
-            // `len` covers complete groups.
-            unsafe {
-                let [scale, bias] = scales.of_group::<V, F>(start / group);
-                for at in (start..start + group).step_by(LANES) {
+        let (group, groups) = (self.call.group, len / self.call.group);
+        // SAFETY: the caller's contract. A group begins at `k`, and `len` covers complete groups.
+        unsafe {
+            let (packed, [scales, biases]) = self.part::<V, F, HALF>(row, k, groups, &mut part);
+            for index in 0..groups {
+                let (scale, bias) = (V::splat(*scales.add(index)), V::splat(*biases.add(index)));
+                for at in (index * group..(index + 1) * group).step_by(LANES) {
                     let weights = F::in_order::<V>(packed.add(at * F::BITS as usize / 8));
                     let weights = weights.mul_add(scale, bias);
                     if HALF {
@@ -298,8 +299,8 @@ impl Weights<InBf16> for Packed<'_> {
                 // SAFETY: the caller ensures that the rows and elements exist and that `out` has
                 // room for them; this machine has AVX512_BF16.
                 unsafe {
-                    let (packed, scales) = self.part::<V, F, true>(row + i, k, len, &mut part);
-                    unpack::unpack::<V, F>(packed, &scales, group, groups, out.add(i * stride));
+                    let (packed, scales) = self.part::<V, F, true>(row + i, k, groups, &mut part);
+                    unpack::unpack::<V, F>(packed, scales, group, groups, out.add(i * stride));
                 }
                 continue;
             }

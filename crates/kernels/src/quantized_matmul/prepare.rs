@@ -46,7 +46,10 @@ fn keep<T>(place: &'static LocalKey<Cell<Vec<T>>>, value: Vec<T>) {
 
 /// The prepared rows of x.
 pub(super) struct Prepared {
+    /// Empty if the rows are elsewhere.
     lines: Vec<Line>,
+    /// The address of the first row.
+    first: *const u8,
     rows: usize,
     /// The number of bytes of the elements of a row.
     row_bytes: usize,
@@ -69,7 +72,7 @@ impl Prepared {
     pub fn row<E>(&self, m: usize) -> *const E {
         let within = m % self.band;
         let at = (m - within) * self.row_bytes + within * LINE;
-        self.lines.as_ptr().cast::<u8>().wrapping_add(at).cast()
+        self.first.wrapping_add(at).cast()
     }
 
     /// The number of rows whose lines alternate with the lines of row `m`.
@@ -86,9 +89,14 @@ impl Prepared {
     }
 }
 
+// SAFETY: only `prepare` writes, before any thread reads, and each row by one thread.
+unsafe impl Sync for Prepared {}
+
 impl Drop for Prepared {
     fn drop(&mut self) {
-        keep(&SCRATCH, std::mem::take(&mut self.lines));
+        if !self.lines.is_empty() {
+            keep(&SCRATCH, std::mem::take(&mut self.lines));
+        }
     }
 }
 
@@ -100,7 +108,12 @@ impl Prepared {
         let bytes = sums_at + rows * sums * size_of::<f32>();
         let mut lines = kept(&SCRATCH);
         lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
-        Self { lines, rows, row_bytes, band, sums_at, sums }
+        Self { first: lines.as_ptr().cast(), lines, rows, row_bytes, band, sums_at, sums }
+    }
+
+    /// Takes rows that need no preparation, in their place. They have no sums.
+    pub fn in_place(first: *const u8, rows: usize, row_bytes: usize) -> Self {
+        Self { lines: Vec::new(), first, rows, row_bytes, band: 1, sums_at: 0, sums: 0 }
     }
 }
 

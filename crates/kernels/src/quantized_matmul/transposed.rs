@@ -1,6 +1,7 @@
 //! Computes `x · W + residual` with W in MLX's packed layouts, for the gradients of `x · Wᵀ`. Tiles
 //! of W are decoded and transposed for the GEMM of `linear`.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::call::{Mode, Weights};
@@ -13,7 +14,7 @@ use crate::linear::dense::{Dense, Finish};
 use crate::linear::gemm::{self, Extents, Places, TILE, TOGETHER};
 use crate::linear::interleaved::{self, Factor, Interleaved, interleaved_across};
 use crate::linear::product::product;
-use crate::simd::{F32x16, LANES};
+use crate::simd::{F32x16, Kernel, LANES};
 
 /// One call. `x`, `residual` and `out` hold elements of type `element` and are aligned to them.
 #[repr(C)]
@@ -150,6 +151,48 @@ impl Turned<'_> {
     }
 }
 
+/// Does the work of [`gemm::Weights::unpack_across`] in a separate function, which all products
+/// share.
+struct UnpackAcross<'a, A> {
+    turned: &'a Turned<'a>,
+    row: usize,
+    rows: usize,
+    k: usize,
+    len: usize,
+    places: Places,
+    arithmetic: PhantomData<A>,
+}
+
+impl<A: Arithmetic> Kernel for UnpackAcross<'_, A> {
+    const BF16: bool = A::PAIRS;
+    const ONLY_BF16: bool = A::PAIRS;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { turned, row, rows, k, len, places, .. } = self;
+        with_format!(turned.call, F => for word in 0..len.div_ceil(A::PER_WORD) {
+            let mut blocks = [[0.0f32; ROOM]; 2];
+            let at = word * A::PER_WORD;
+            // SAFETY: the caller ensures that the rows and elements exist and that `out` has room.
+            unsafe {
+                let here = A::PER_WORD.min(len - at);
+                for (next, blocks) in blocks.iter_mut().enumerate().take(here) {
+                    turned.decode::<V, A, F>(k + at + next, row, rows, blocks.as_mut_ptr());
+                }
+                for first in (0..rows).step_by(places.step) {
+                    let place = row % LANES + first;
+                    let mut words: V = V::load(blocks[0].as_ptr().add(place));
+                    if A::PAIRS {
+                        let next: V = V::load(blocks[1].as_ptr().add(place));
+                        words = paired(words.to_bf16(), next.to_bf16());
+                    }
+                    words.store(places.of(first, word));
+                }
+            }
+        })
+    }
+}
+
 impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
     fn lie_across(&self) -> bool {
         true
@@ -164,26 +207,9 @@ impl<A: Arithmetic> gemm::Weights<A> for Turned<'_> {
         len: usize,
         places: Places,
     ) {
-        with_format!(self.call, F => for word in 0..len.div_ceil(A::PER_WORD) {
-            let mut blocks = [[0.0f32; ROOM]; 2];
-            let at = word * A::PER_WORD;
-            // SAFETY: the caller ensures that the rows and elements exist and that `out` has room.
-            unsafe {
-                let here = A::PER_WORD.min(len - at);
-                for (next, blocks) in blocks.iter_mut().enumerate().take(here) {
-                    self.decode::<V, A, F>(k + at + next, row, rows, blocks.as_mut_ptr());
-                }
-                for first in (0..rows).step_by(places.step) {
-                    let place = row % LANES + first;
-                    let mut words: V = V::load(blocks[0].as_ptr().add(place));
-                    if A::PAIRS {
-                        let next: V = V::load(blocks[1].as_ptr().add(place));
-                        words = paired(words.to_bf16(), next.to_bf16());
-                    }
-                    words.store(places.of(first, word));
-                }
-            }
-        })
+        let arithmetic = PhantomData::<A>;
+        // SAFETY: the caller's contract.
+        unsafe { V::part(UnpackAcross { turned: self, row, rows, k, len, places, arithmetic }) }
     }
 
     #[inline(always)]

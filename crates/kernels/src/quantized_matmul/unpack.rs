@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::mem::transmute;
 
 use super::avx512bf16::Lookup;
-use super::format::{Format, Scales};
+use super::format::Format;
 use crate::simd::{F32x16, LANES};
 
 /// Whether [`unpack`] supports the format: groups are full vectors of bf16, except in K-quants of
@@ -18,11 +18,11 @@ pub(super) const fn unpacks<F: Format>() -> bool {
 ///
 /// # Safety
 /// The CPU has the features of `Level::Avx512Bf16`, and [`unpacks`] holds. `packed` has the weights
-/// of the groups, each group has a scale and, if the format is affine, a bias, and `out` has room.
+/// of the groups, each group has a scale and a bias, and `out` has room.
 #[inline(always)]
 pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     packed: *const u8,
-    scales: &Scales,
+    [scales, biases]: [*const f32; 2],
     group: usize,
     groups: usize,
     out: *mut u16,
@@ -30,10 +30,10 @@ pub(super) unsafe fn unpack<V: F32x16, F: Format>(
     // SAFETY: the caller's contract.
     unsafe {
         if const { F::BITS == 2 || F::BITS == 4 } {
-            return look_up::<V, F>(packed, scales, group, groups, out);
+            return look_up::<V, F>(packed, [scales, biases], group, groups, out);
         }
         for index in 0..groups {
-            let [scale, bias] = scales.of_group::<V, F>(index);
+            let (scale, bias) = (V::splat(*scales.add(index)), V::splat(*biases.add(index)));
             for at in (index * group..(index + 1) * group).step_by(2 * LANES) {
                 let from = packed.add(at * F::BITS as usize / 8);
                 let low = F::in_order::<V>(from).mul_add(scale, bias);
@@ -82,19 +82,47 @@ pub(super) unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize
     }
 }
 
+/// Rounds two vectors to bf16, and makes a pair of each two lanes. The numbers of `low` have the
+/// lower bits. Subnormal numbers may become zeros.
+///
+/// # Safety
+/// The CPU has the features of `Level::Avx512Bf16`.
+#[inline(always)]
+pub(super) unsafe fn paired<V: F32x16>(low: V, high: V) -> V {
+    let mut places = [0u16; 2 * LANES];
+    for (lane, place) in places.iter_mut().enumerate() {
+        *place = (lane / 2 + lane % 2 * LANES) as u16;
+    }
+    // SAFETY: the caller's contract; a vector is sixteen floats.
+    unsafe {
+        let places = _mm512_loadu_si512(places.as_ptr().cast());
+        let both = _mm512_permutexvar_epi16(places, rounded(low, high));
+        V::load((&raw const both).cast())
+    }
+}
+
+/// Rounds two vectors to bf16: the first sixteen numbers are those of `low`.
+///
+/// # Safety
+/// The CPU has the features of `Level::Avx512Bf16`.
+#[inline(always)]
+unsafe fn rounded<V: F32x16>(low: V, high: V) -> __m512i {
+    // SAFETY: the caller's contract; a vector is sixteen floats.
+    unsafe {
+        let low = _mm512_loadu_ps((&raw const low).cast());
+        let high = _mm512_loadu_ps((&raw const high).cast());
+        transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
+    }
+}
+
 /// Rounds two vectors to bf16 and stores them.
 ///
 /// # Safety
 /// The CPU has the features of `Level::Avx512Bf16`, and `out` has room for 32 numbers.
 #[inline(always)]
 unsafe fn store_both<V: F32x16>(low: V, high: V, out: *mut u16) {
-    // SAFETY: the caller's contract; a vector is sixteen floats.
-    unsafe {
-        let low = _mm512_loadu_ps((&raw const low).cast());
-        let high = _mm512_loadu_ps((&raw const high).cast());
-        let both = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-        _mm512_storeu_si512(out.cast(), both);
-    }
+    // SAFETY: the caller's contract.
+    unsafe { _mm512_storeu_si512(out.cast(), rounded(low, high)) }
 }
 
 /// Returns, for each of 32 numbers of `bits` bits, the index of the 16-bit word that contains it,
@@ -139,7 +167,7 @@ unsafe fn stream<F: Format>(from: *const u8, [words, shifts]: [__m512i; 2]) -> _
 #[inline(always)]
 unsafe fn look_up<V: F32x16, F: Format>(
     packed: *const u8,
-    scales: &Scales,
+    [scales, biases]: [*const f32; 2],
     group: usize,
     groups: usize,
     out: *mut u16,
@@ -155,7 +183,7 @@ unsafe fn look_up<V: F32x16, F: Format>(
         }
         let numbers = V::load(numbers.as_ptr());
         for index in 0..groups {
-            let [scale, bias] = scales.of_group::<V, F>(index);
+            let (scale, bias) = (V::splat(*scales.add(index)), V::splat(*biases.add(index)));
             let mut table = [0u16; LANES];
             V::store_half(numbers.mul_add(scale, bias).to_bf16(), table.as_mut_ptr());
             let table = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));

@@ -372,9 +372,13 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         // Each lane gets the two bytes that contain its number.
         let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
         let mask = ((1u32 << (2 * BITS)) - 1) as u16;
-        // SAFETY: the mask confines the access to the packed numbers; both arrays have 64 bytes.
+        // SAFETY: the mask or the type confines the access to the packed numbers; both arrays have
+        // 64 bytes.
         unsafe {
-            let stream = _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast()));
+            let stream = match BITS {
+                4 => _mm512_set1_epi64(from.cast::<i64>().read_unaligned()),
+                _ => _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast())),
+            };
             let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
             _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
         }

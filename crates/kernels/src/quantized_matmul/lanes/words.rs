@@ -161,7 +161,7 @@ unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut
 
 /// The code of a 4-bit float is twice the float, plus twelve. So its scale is half of the scale of
 /// the float, and its bias is -12 times its scale.
-const OF_FLOATS: (f32, f32) = (0.5, -12.0);
+pub const OF_FLOATS: (f32, f32) = (0.5, -12.0);
 
 /// Writes scales of sixteen rows of weights to `to`, and biases [`LANES`] vectors after them. A
 /// vector has the scales of a group. The last of the `count` rows replaces rows beyond it.

@@ -1,0 +1,106 @@
+//! Products of packed weights with a lane for each of sixteen rows of weights.
+//!
+//! The codes of a part of these rows are transposed in words of four codes (`words`), once for all
+//! rows of x in a band (`block`). x is in bytes, and then each word of x is multiplied with a
+//! vector of words (`bytes`). Or x is in f32 or in pairs of bf16: then the weights are decoded, and
+//! each element or pair of x is multiplied with a vector of weights (`floats`).
+
+mod block;
+mod bytes;
+mod floats;
+mod words;
+
+use std::ops::Range;
+
+use super::columns::Columns;
+use super::format::{Affine, Floats, Format};
+use super::operands::{Kind, MOST_ROWS, OfX, Operands};
+use super::{Call, Mode};
+use crate::simd::{F32x16, Kernel, LANES};
+use block::{Block, FEW};
+use words::PART;
+pub use words::{LINE, splits_pairs};
+
+/// Multiplies prepared rows of x with columns of the result.
+pub struct InLanes<'a> {
+    pub columns: Columns<'a>,
+    pub of_x: OfX,
+}
+
+impl Kernel for InLanes<'_> {
+    const BF16: bool = true;
+    const ONLY_BF16: bool = Self::BF16;
+    const BYTES: bool = true;
+    const PAIRS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let Self { columns, of_x } = self;
+        let Call { mode, bits, .. } = *columns.call;
+        let multiply = match (mode, bits) {
+            (Mode::Mxfp4 | Mode::Nvfp4, _) => multiply::<V, Floats<4, false>>,
+            (_, 2) => multiply::<V, Affine<2>>,
+            (_, 3) => multiply::<V, Affine<3>>,
+            (_, 4) => multiply::<V, Affine<4>>,
+            (_, 5) => multiply::<V, Affine<5>>,
+            (_, 6) => multiply::<V, Affine<6>>,
+            _ => multiply::<V, Affine<8>>,
+        };
+        let affine = matches!(mode, Mode::Affine | Mode::KQuant);
+        let (bits, element, band) = (bits as usize, None, MOST_ROWS);
+        // SAFETY: the caller's contract; the rows are prepared for these products.
+        unsafe { columns.run_by::<V>(Kind { bits, affine, element, of_x, band, multiply }) };
+    }
+}
+
+/// # Safety
+/// The contract of [`Kind::multiply`]; the machine has the features of the vectors.
+unsafe fn multiply<V: F32x16, F: Format>(
+    operands: Operands,
+    count: usize,
+    band: Range<usize>,
+    to: *mut [f32; LANES],
+) {
+    let (affine, most) = (F::AFFINE, most_words(F::BITS, F::AFFINE));
+    let apart = splits_pairs(F::AFFINE, F::BITS);
+    let words = words::words::<V, F>;
+    let products = match operands.of_x {
+        OfX::Pairs if const { V::DOTS_BF16 } => floats::products::<V, true>,
+        OfX::Floats => floats::products::<V, false>,
+        _ => bytes::products::<V>,
+    };
+    let part = if operands.of_x == OfX::Bytes && band.len() >= 8 { PART } else { FEW };
+    let (first, to) = (operands, to.cast());
+    let block = Block { first, count, band, to, affine, apart, most, part, words, products };
+    // SAFETY: the caller's contract.
+    unsafe { blocks::<V>(block) };
+}
+
+/// Multiplies rows of weights in blocks of sixteen. All formats share this function.
+///
+/// # Safety
+/// The contract of [`Block`], for any number of rows.
+#[inline(never)]
+unsafe fn blocks<V: F32x16>(all: Block) {
+    let (mut first, mut to) = (all.first, all.to);
+    for from in (0..all.count).step_by(LANES) {
+        let (count, band) = ((all.count - from).min(LANES), all.band.clone());
+        // SAFETY: the caller's contract.
+        unsafe { V::part(Block { first, count, band, to, ..all }) };
+        first = first.below(LANES);
+        to = to.wrapping_add(all.band.len() * LANES);
+    }
+}
+
+/// The number of words that are added up in sums of sixteen bits, on CPUs that have no instruction
+/// that adds products of bytes up in lanes of 32 bits. Before these sums can overflow, they are
+/// added to sums of 32 bits. A pair of bytes adds at most twice 127 times the largest code. The
+/// codes of formats that are not `affine` are 4-bit floats.
+const fn most_words(bits: u32, affine: bool) -> usize {
+    match bits {
+        2..=4 if affine => 8,
+        // Codes are at most 24 (4-bit floats) or 31 (5 bits).
+        4 | 5 => 4,
+        _ => 2,
+    }
+}
