@@ -108,7 +108,7 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
 /// The elements of prepared rows of x.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum OfX {
-    /// What one kind of products alone prepares.
+    /// Elements that only one kind of products prepares.
     Own,
     /// Bytes, see [`int8`](super::int8).
     Bytes,
