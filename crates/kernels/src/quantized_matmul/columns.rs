@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
 use super::k_quant::{Blocks, Rows};
-use super::operands::{BLOCKS, Kind, MOST_ROWS, OfX, Operands};
+use super::operands::{BLOCKS, Kind, MOST_ROWS, Operands};
 use super::prepare::Prepared;
 use super::{Call, Join};
 use crate::element::{Element, Float, with_element};
@@ -80,8 +80,7 @@ impl Columns<'_> {
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let (bits, affine, element) = (D::BITS, D::AFFINE, D::ELEMENT);
-        let (of_x, band, multiply) = (OfX::Own, BAND, multiply::<V, D> as _);
-        let kind = Kind { bits, affine, element, of_x, band, multiply };
+        let kind = Kind { bits, affine, element, band: BAND, multiply: multiply::<V, D> };
         // SAFETY: the caller's contract.
         unsafe { self.run_by::<V>(kind) };
     }
@@ -191,7 +190,7 @@ unsafe fn multiply<V: F32x16, D: Dots>(
 }
 
 /// Room for the sums of blocks of columns, one block after another. A block has sixteen columns for
-/// each row of a band. Bands of K-quants are so short that there is room for eight blocks.
+/// each row of a band.
 type Sums = Lines<{ BLOCKS * MOST_ROWS * LANES }>;
 
 /// Finishes columns of a band of rows and writes them.

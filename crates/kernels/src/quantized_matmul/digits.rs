@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use super::Call;
 use super::format::Format;
-use super::operands::{Kind, MOST_ROWS, OfX, Operands};
+use super::operands::{Kind, MOST_ROWS, Operands};
 use crate::Machine;
 use crate::element::Float;
 use crate::simd::tiles::DIGITS;
@@ -54,7 +54,6 @@ pub(super) fn kind<V: F32x16, T: Float, F: Format>() -> Kind {
         bits: F::BITS as usize,
         affine: true,
         element: Some(T::ELEMENT),
-        of_x: OfX::Own,
         band: BAND,
         multiply: multiply::<V, T, F>,
     }

@@ -5,19 +5,20 @@
 use super::columns::Columns;
 use super::finish::Finish;
 use super::lanes::InLanes;
-use super::operands::OfX;
 use super::order::each_range;
-use super::prepare::Prepared;
+use super::prepare::{OfX, Prepared};
 use super::{Call, Mode, prefill};
 use crate::Machine;
 use crate::element::Float;
 use crate::linear::gemv::with_floats;
 
-/// The largest number of rows for which these products are faster.
+/// The largest number of rows for which these products are faster, measured on a Xeon with AVX-512
+/// and with AVX2.
 const MOST: usize = 24;
 
-/// Whether a call can use these products and saves time with them. The codes of `Mxfp8` are not
-/// integers. Tile instructions multiply sixteen rows of bf16.
+/// Whether a call can use these products and saves time with them. They are compiled for the
+/// instruction sets of [`int8`](super::int8). The codes of `Mxfp8` are not integers. Tile
+/// instructions multiply sixteen rows of bf16.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let level = machine.level;
     call.rows <= MOST
@@ -50,10 +51,10 @@ pub(super) unsafe fn run<T: Float>(machine: Machine, call: &Call) {
 /// The contract of [`run`] holds.
 unsafe fn multiply(machine: Machine, call: &Call, finish: &Finish, of_x: OfX, x: *const u8) {
     let of_element = if of_x == OfX::Pairs { size_of::<u16>() } else { size_of::<f32>() };
-    let prepared = &Prepared::in_place(x, call.rows, call.axis * of_element);
+    let prepared = &Prepared::in_place(of_x, x, call.rows, call.axis * of_element);
     each_range(machine, call, call.bits as usize, &|range| {
         let columns = Columns { call, prepared, finish, range };
         // SAFETY: the caller's contract; the ranges of columns are disjoint.
-        unsafe { machine.level.run(InLanes { columns, of_x }) };
+        unsafe { machine.level.run(InLanes(columns)) };
     });
 }

@@ -6,14 +6,13 @@
 //! and a weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`, and groups are added in the order of k.
 //!
-//! A word of x has four bytes. Each is multiplied with the word of each row of weights (`lanes`).
+//! Each word of x, four bytes, is multiplied with the words of sixteen rows of weights (`lanes`).
 
 use std::ops::Range;
 
 use super::columns::Columns;
 use super::finish::Finish;
 use super::lanes::{InLanes, LINE, splits_pairs};
-use super::operands::OfX;
 use super::order::each_range;
 use super::prepare::Prepared;
 use super::{Call, Mode, prefill};
@@ -51,8 +50,7 @@ pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
             });
             let finish = &Finish::new::<T>(machine, call);
             each_range(machine, call, call.bits as usize, &|range| {
-                let columns = Columns { call, prepared, finish, range };
-                machine.level.run(InLanes { columns, of_x: OfX::Bytes });
+                machine.level.run(InLanes(Columns { call, prepared, finish, range }));
             });
         });
     }

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 
 use super::call::{Call, Mode, Weights};
 use super::format::{Format, Scales, WriteScales};
+use super::operands::BLOCKS;
 use crate::element::{F16, Float};
 use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
@@ -55,7 +56,7 @@ impl Blocks {
 
     /// The number of rows, a multiple of sixteen, whose scales are written out at once.
     pub fn rows_at_once(self, axis: usize) -> usize {
-        (FEW / (2 * axis / self.group) / LANES).clamp(1, 8) * LANES
+        (FEW / (2 * axis / self.group) / LANES).clamp(1, BLOCKS) * LANES
     }
 
     /// Writes a scale and, unless `biases` is null, a bias for each group of `weights` weights.

@@ -14,18 +14,18 @@ use std::ops::Range;
 
 use super::columns::Columns;
 use super::format::{Affine, Floats, Format};
-use super::operands::{Kind, MOST_ROWS, OfX, Operands};
+use super::operands::{Kind, MOST_ROWS, Operands};
+use super::prepare::OfX;
 use super::{Call, Mode};
+use crate::linear::arithmetic::{InBf16, InF32};
 use crate::simd::{F32x16, Kernel, LANES};
 use block::{Block, FEW};
 use words::PART;
 pub use words::{LINE, splits_pairs};
 
-/// Multiplies prepared rows of x with columns of the result.
-pub struct InLanes<'a> {
-    pub columns: Columns<'a>,
-    pub of_x: OfX,
-}
+/// Multiplies rows of x, which [`int8`](super::int8) prepared or which are in their place, with
+/// columns of the result.
+pub struct InLanes<'a>(pub Columns<'a>);
 
 impl Kernel for InLanes<'_> {
     const BF16: bool = true;
@@ -35,8 +35,7 @@ impl Kernel for InLanes<'_> {
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let Self { columns, of_x } = self;
-        let Call { mode, bits, .. } = *columns.call;
+        let Call { mode, bits, .. } = *self.0.call;
         let multiply = match (mode, bits) {
             (Mode::Mxfp4 | Mode::Nvfp4, _) => multiply::<V, Floats<4, false>>,
             (_, 2) => multiply::<V, Affine<2>>,
@@ -47,9 +46,9 @@ impl Kernel for InLanes<'_> {
             _ => multiply::<V, Affine<8>>,
         };
         let affine = matches!(mode, Mode::Affine | Mode::KQuant);
-        let (bits, element, band) = (bits as usize, None, MOST_ROWS);
+        let kind = Kind { bits: bits as usize, affine, element: None, band: MOST_ROWS, multiply };
         // SAFETY: the caller's contract; the rows are prepared for these products.
-        unsafe { columns.run_by::<V>(Kind { bits, affine, element, of_x, band, multiply }) };
+        unsafe { self.0.run_by::<V>(kind) };
     }
 }
 
@@ -64,12 +63,13 @@ unsafe fn multiply<V: F32x16, F: Format>(
     let (affine, most) = (F::AFFINE, most_words(F::BITS, F::AFFINE));
     let apart = splits_pairs(F::AFFINE, F::BITS);
     let words = words::words::<V, F>;
-    let products = match operands.of_x {
-        OfX::Pairs if const { V::DOTS_BF16 } => floats::products::<V, true>,
-        OfX::Floats => floats::products::<V, false>,
+    let of_x = operands.prepared.of_x;
+    let products = match of_x {
+        OfX::Pairs if const { V::DOTS_BF16 } => floats::products::<V, InBf16>,
+        OfX::Floats => floats::products::<V, InF32>,
         _ => bytes::products::<V>,
     };
-    let part = if operands.of_x == OfX::Bytes && band.len() >= 8 { PART } else { FEW };
+    let part = if of_x == OfX::Prepared && band.len() >= 8 { PART } else { FEW };
     let (first, to) = (operands, to.cast());
     let block = Block { first, count, band, to, affine, apart, most, part, words, products };
     // SAFETY: the caller's contract.

@@ -3,14 +3,13 @@
 use std::ops::Range;
 
 use super::format::Scales;
-use super::prepare::Prepared;
+use super::prepare::{OfX, Prepared};
 use super::{Call, Mode, Weights};
 use crate::element::Element;
 use crate::simd::{LANES, prefetch_far};
 
-/// The largest number of blocks of sixteen columns that one call of `Kind::multiply` computes, or
-/// eight blocks with K-quants of short rows. A call computes several blocks, since the call itself
-/// takes about 60 ns (Zen 4).
+/// The largest number of blocks of sixteen columns that one call of `Kind::multiply` computes. It
+/// computes several blocks, since the call itself takes about 60 ns (Zen 4).
 pub(super) const BLOCKS: usize = 7;
 /// The largest number of rows of x in any band. One pass over the weights multiplies all rows of a
 /// band.
@@ -37,7 +36,6 @@ pub(super) struct Operands<'a> {
     pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
-    pub of_x: OfX,
     pub prepared: &'a Prepared,
 }
 
@@ -53,7 +51,8 @@ impl<'a> Operands<'a> {
         let &Call { axis, group, .. } = call;
         let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
         let element = written_out.or(kind.element).unwrap_or(call.of_scales);
-        let (biases, bias_factor) = match call.centered {
+        // Rows in their place have the bits of longer prompts, which read the biases.
+        let (biases, bias_factor) = match call.centered && prepared.of_x == OfX::Prepared {
             true => (scales, -((1 << (kind.bits - 1)) as f32)),
             false => (biases, 1.0),
         };
@@ -69,7 +68,6 @@ impl<'a> Operands<'a> {
             next: (std::ptr::null(), 0),
             axis,
             group,
-            of_x: kind.of_x,
             prepared,
         }
     }
@@ -105,26 +103,12 @@ pub(super) fn prefetch_weights(chunk: *const u8, bytes: usize) {
     prefetch_far(chunk.wrapping_add(AHEAD), bytes);
 }
 
-/// The elements of prepared rows of x.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum OfX {
-    /// Elements that only one kind of products prepares.
-    Own,
-    /// Bytes, see [`int8`](super::int8).
-    Bytes,
-    /// f32, in order.
-    Floats,
-    /// bf16, in order, for the instruction that multiplies pairs.
-    Pairs,
-}
-
 /// The properties of a kind of products, for the loop over bands of rows of x.
 #[derive(Clone, Copy)]
 pub(super) struct Kind {
     pub bits: usize,
     pub affine: bool,
     pub element: Option<Element>,
-    pub of_x: OfX,
     /// The largest number of rows of x in a band.
     pub band: usize,
     /// Multiplies rows of weights, in blocks of sixteen, with a band of rows of x. It writes block

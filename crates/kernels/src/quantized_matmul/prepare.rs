@@ -44,12 +44,24 @@ fn keep<T>(place: &'static LocalKey<Cell<Vec<T>>>, value: Vec<T>) {
     let _ = place.try_with(|place| place.set(value));
 }
 
+/// The elements of rows of x.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum OfX {
+    /// Elements that one kind of products prepares.
+    Prepared,
+    /// f32 in their place.
+    Floats,
+    /// bf16 in their place, for the instruction that multiplies pairs.
+    Pairs,
+}
+
 /// The prepared rows of x.
 pub(super) struct Prepared {
-    /// Empty if the rows are elsewhere.
+    pub of_x: OfX,
+    /// Empty if the rows are in their place.
     lines: Vec<Line>,
     /// The address of the first row.
-    first: *const u8,
+    first: Shared<u8>,
     rows: usize,
     /// The number of bytes of the elements of a row.
     row_bytes: usize,
@@ -72,7 +84,7 @@ impl Prepared {
     pub fn row<E>(&self, m: usize) -> *const E {
         let within = m % self.band;
         let at = (m - within) * self.row_bytes + within * LINE;
-        self.first.wrapping_add(at).cast()
+        self.first.get().cast_const().wrapping_add(at).cast()
     }
 
     /// The number of rows whose lines alternate with the lines of row `m`.
@@ -88,9 +100,6 @@ impl Prepared {
         self.lines.as_ptr().cast::<u8>().wrapping_add(at).cast()
     }
 }
-
-// SAFETY: only `prepare` writes, before any thread reads, and each row by one thread.
-unsafe impl Sync for Prepared {}
 
 impl Drop for Prepared {
     fn drop(&mut self) {
@@ -108,12 +117,14 @@ impl Prepared {
         let bytes = sums_at + rows * sums * size_of::<f32>();
         let mut lines = kept(&SCRATCH);
         lines.resize(bytes.div_ceil(LINE), Line([0; LINE]));
-        Self { first: lines.as_ptr().cast(), lines, rows, row_bytes, band, sums_at, sums }
+        let (of_x, first) = (OfX::Prepared, Shared(lines.as_mut_ptr().cast()));
+        Self { of_x, lines, first, rows, row_bytes, band, sums_at, sums }
     }
 
-    /// Takes rows that need no preparation, in their place. They have no sums.
-    pub fn in_place(first: *const u8, rows: usize, row_bytes: usize) -> Self {
-        Self { lines: Vec::new(), first, rows, row_bytes, band: 1, sums_at: 0, sums: 0 }
+    /// Takes rows that need no preparation, in their place. They have no sums, and are only read.
+    pub fn in_place(of_x: OfX, first: *const u8, rows: usize, row_bytes: usize) -> Self {
+        let (lines, first) = (Vec::new(), Shared(first.cast_mut()));
+        Self { of_x, lines, first, rows, row_bytes, band: 1, sums_at: 0, sums: 0 }
     }
 }
 

@@ -229,13 +229,14 @@ pub trait Function {
 /// The functions `on_…` are methods, so that the compiler compiles each one in the module of its
 /// kernel. In one module for all kernels they would take minutes to compile.
 pub trait Kernel: Sized {
-    /// Whether the kernel is faster with `avx512bf16`, because it converts to bf16 or multiplies
-    /// bf16 pairs or bytes.
+    /// Whether the kernel is faster with the instructions that `avx512bf16` adds to `avx512`,
+    /// because it converts to bf16 or multiplies bf16 pairs or bytes.
     const BF16: bool;
-    /// Whether only `avx512bf16` and `amx` run the kernel. In tests, the portable level runs it
-    /// too.
+    /// Whether only levels with these instructions run the kernel: `avx512bf16`, `avx512vnni` and
+    /// `amx`. In tests, the portable level runs it too.
     const ONLY_BF16: bool = false;
-    /// Whether the kernel multiplies bytes. If so, `dotprod` and `i8mm` run it despite `ONLY_BF16`.
+    /// Whether the kernel multiplies bytes, or words of codes. If so, `dotprod` and `i8mm` run it
+    /// despite `ONLY_BF16`.
     const BYTES: bool = false;
     /// Whether the kernel multiplies bytes by [`F32x16::add_pairs`] on levels that have no dot
     /// product of bytes. If so, `avx2` runs it despite `ONLY_BF16`.

@@ -13,8 +13,8 @@ pub enum Level {
     /// `Avx512Bf16` and AMX instructions for products of tiles.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// `Avx512Bf16` without products of bf16 pairs, for Intel's processors. On a Xeon of 2023, an
-    /// instruction that multiplies 32 pairs takes as long as four that multiply sixteen floats.
+    /// `Avx512Bf16`, but matrices of bf16 are multiplied as f32, for Intel's processors. On a Xeon of
+    /// 2023, an instruction for sixteen pairs of bf16 takes as long as four for sixteen floats.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
     #[cfg(target_arch = "x86_64")]
@@ -193,6 +193,8 @@ impl Level {
 /// Whether Intel made the processor.
 #[cfg(target_arch = "x86_64")]
 fn is_from_intel() -> bool {
-    let name = std::arch::x86_64::__cpuid(0);
+    // SAFETY: every x86-64 processor has `cpuid` and its leaf 0.
+    #[allow(unused_unsafe, reason = "Rust 1.89 marks the intrinsic unsafe")]
+    let name = unsafe { std::arch::x86_64::__cpuid(0) };
     [name.ebx, name.edx, name.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
 }

@@ -1,31 +1,33 @@
 //! Products of f32, or of pairs of bf16. Every output is one chain of multiply-adds in the order of
 //! k, as in the GEMM of `linear`, and weights are decoded to the same numbers.
 
+use std::marker::PhantomData;
+
 use super::super::operands::Operands;
 #[cfg(target_arch = "x86_64")]
 use super::super::unpack::paired;
 use super::block::{Block, FEW, Part};
 use super::words::{BYTES, OF_FLOATS};
-use crate::linear::arithmetic::{Arithmetic, InBf16, InF32};
+use crate::linear::arithmetic::Arithmetic;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
 /// Adds the products of a part with all rows of the band to their sums.
 ///
 /// # Safety
-/// The contract of [`Block`], with rows of f32, or with `PAIRS` of bf16, which only
-/// `Level::Avx512Bf16` and `Level::Amx` support; the words and scales are written for at most
-/// [`FEW`] weights, and the machine has the features of the vectors.
-pub unsafe fn products<V: F32x16, const PAIRS: bool>(part: &Part) {
+/// The contract of [`Block`]; the words and scales are written for at most [`FEW`] weights. Rows of
+/// x are f32, or bf16 with `InBf16`, which the machine multiplies in pairs. The machine has the
+/// features of the vectors.
+pub unsafe fn products<V: F32x16, A: Arithmetic>(part: &Part) {
     // SAFETY: the caller's contract.
-    unsafe { V::part(Products::<PAIRS>(part)) }
+    unsafe { V::part(Products::<A>(part, PhantomData)) }
 }
 
 /// The number of codes in two words.
 const CODES: usize = 2 * BYTES;
 
-struct Products<'a, const PAIRS: bool>(&'a Part<'a>);
+struct Products<'a, A>(&'a Part<'a>, PhantomData<A>);
 
-impl<const PAIRS: bool> Kernel for Products<'_, PAIRS> {
+impl<A: Arithmetic> Kernel for Products<'_, A> {
     const BF16: bool = true;
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
@@ -55,12 +57,9 @@ impl<const PAIRS: bool> Kernel for Products<'_, PAIRS> {
     }
 }
 
-impl<const PAIRS: bool> Products<'_, PAIRS> {
-    /// The number of weights in a word of [`decode`](Self::decode).
-    const PER_WORD: usize = if PAIRS { 2 } else { 1 };
-
-    /// Writes the weights of sixteen rows in the order of k: a vector for each k, or with `PAIRS`
-    /// for each two.
+impl<A: Arithmetic> Products<'_, A> {
+    /// Writes the weights of sixteen rows in the order of k: a vector for each k, or with
+    /// `InBf16` for each two.
     ///
     /// # Safety
     /// The contract of [`products`]; `to` has room for the weights.
@@ -87,7 +86,9 @@ impl<const PAIRS: bool> Products<'_, PAIRS> {
                             let codes = V::from_int(codes);
                             *weights = match AFFINE {
                                 true => codes.mul_add(scale, bias),
-                                false => (codes + V::splat(OF_FLOATS.1)) * scale,
+                                false => {
+                                    (codes + V::splat(OF_FLOATS.1)).mul_add(scale, V::splat(0.0))
+                                }
                             };
                         }
                     }
@@ -97,7 +98,7 @@ impl<const PAIRS: bool> Products<'_, PAIRS> {
                         Self::store::<V>(weights, [0, 1, 2, 3, 4, 5, 6, 7], to);
                     }
                     words = words.add(2 * LANES);
-                    to = to.add(CODES / Self::PER_WORD * LANES);
+                    to = to.add(CODES / A::PER_WORD * LANES);
                 }
             }
         }
@@ -109,12 +110,12 @@ impl<const PAIRS: bool> Products<'_, PAIRS> {
     /// The contract of [`products`]; `to` has room for the weights.
     #[inline(always)]
     unsafe fn store<V: F32x16>(weights: [V; CODES], order: [usize; CODES], to: *mut f32) {
-        for (i, at) in order.chunks_exact(Self::PER_WORD).enumerate() {
+        for (i, at) in order.chunks_exact(A::PER_WORD).enumerate() {
             // SAFETY: the caller's contract.
             unsafe {
                 let to = to.add(i * LANES);
                 #[cfg(target_arch = "x86_64")]
-                if const { PAIRS && V::DOTS_BF16 } {
+                if const { A::PAIRS && V::DOTS_BF16 } {
                     paired(weights[at[0]], weights[at[1]]).store(to);
                     continue;
                 }
@@ -139,16 +140,13 @@ impl<const PAIRS: bool> Products<'_, PAIRS> {
             for r in 0..R {
                 sums[r] = V::load(to.add(r * LANES));
                 let x_row = prepared.row::<f32>(band.start + row + r);
-                x[r] = x_row.add(groups.start * group / Self::PER_WORD);
+                x[r] = x_row.add(groups.start * group / A::PER_WORD);
             }
-            for word in 0..groups.len() * group / Self::PER_WORD {
+            for word in 0..groups.len() * group / A::PER_WORD {
                 let weights = V::load(weights.add(word * LANES));
                 for (sums, x) in sums.iter_mut().zip(x) {
                     let x = V::splat(x.add(word).read_unaligned());
-                    *sums = match PAIRS {
-                        true => InBf16::step(*sums, x, weights),
-                        false => InF32::step(*sums, x, weights),
-                    };
+                    *sums = A::step(*sums, x, weights);
                 }
             }
             for (r, sums) in sums.into_iter().enumerate() {

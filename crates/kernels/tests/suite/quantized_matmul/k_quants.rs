@@ -98,6 +98,30 @@ fn many_columns_are_those_of_single_ones() {
     }
 }
 
+/// The sums of many rows and columns fit in the memory that the kernel has for them.
+#[test]
+fn many_rows_of_bytes_are_those_of_few() {
+    for (format, group) in formats() {
+        let (axis, columns, rows) = (256, 200, 64);
+        let matrices = [(); 2].map(|()| Matrix::<f32>::random(format, columns, axis, group));
+        let weights = matrices.each_ref().map(Matrix::weights);
+        let x: Vec<f32> = values(rows * axis, 2.0);
+        for machine in machines().into_iter().map(with_one_thread) {
+            let product = |x: &[f32]| {
+                let mut out = vec![0.0; x.len() / axis * columns];
+                let call = plain(format, group, x, axis, &weights, &mut out);
+                let (join, order) = (Join::Swiglu, RowOrder::Prompt);
+                let call = Call { join, order, int8: true, ..call };
+                // SAFETY: the call's buffers are the vectors of this function.
+                unsafe { quantized_matmul_on(machine, &call) };
+                out
+            };
+            let few: Vec<f32> = x.chunks_exact(8 * axis).flat_map(product).collect();
+            assert_same(&product(&x), &few, &format!("{format:?} {:?}", machine.level));
+        }
+    }
+}
+
 /// Each thread decodes the scales of the rows of weights that it multiplies.
 #[test]
 fn threads_change_nothing() {

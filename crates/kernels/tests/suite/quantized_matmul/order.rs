@@ -5,9 +5,12 @@ use super::*;
 fn rows_have_one_order_at_any_width<T: Sample>() {
     for format in FORMATS {
         let group = if format.0 == Mode::Nvfp4 { 16 } else { 32 };
-        one_order_of::<T>(format, group, 1152);
+        one_order_of::<T>(format, group, 1120);
         // With four groups per row, one vector has the scales of four rows of weights.
         one_order_of::<T>(format, group, 4 * group);
+    }
+    for (bits, group, axis) in [(4, 64, 704), (8, 128, 640)] {
+        one_order_of::<T>((Mode::Affine, bits), group, axis);
     }
 }
 
