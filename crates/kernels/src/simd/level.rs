@@ -13,8 +13,8 @@ pub enum Level {
     /// `Avx512Bf16` and AMX instructions for products of tiles.
     #[cfg(target_arch = "x86_64")]
     Amx,
-    /// `Avx512Bf16`, but matrices of bf16 are multiplied as f32, for Intel's processors. On a Xeon of
-    /// 2023, an instruction for sixteen pairs of bf16 takes as long as four for sixteen floats.
+    /// `Avx512Bf16`, but matrices of bf16 are multiplied as f32, for Intel's processors. On a Xeon
+    /// of 2023, an instruction for sixteen pairs of bf16 takes as long as four for sixteen floats.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
     #[cfg(target_arch = "x86_64")]
