@@ -289,8 +289,8 @@ pub fn cpu_kernels() -> &'static str {
 
 /// Whether the CPU kernels can round activations to eight bits, as
 /// [`CpuActivations::Int8`](crate::ops::CpuActivations) requests. The instruction sets
-/// `avx512vnni`, `avx512bf16`, `amx`, `avx2`, `dotprod` and `i8mm` can. With other instruction
-/// sets, the kernels multiply exact activations.
+/// `amx`, `avx512vnni`, `avx512bf16`, `avx512`, `avx2vnni`, `avx2`, `i8mm` and `dotprod` can. With
+/// `neon` and `scalar`, the kernels multiply exact activations.
 pub fn cpu_multiplies_bytes() -> bool {
     mlx_primitives_kernels::multiplies_bytes()
 }

@@ -49,8 +49,8 @@ impl Kernels {
             let kernels = if gpu { "a GPU's" } else { device::cpu_kernels() };
             ensure!(
                 !gpu && device::cpu_multiplies_bytes(),
-                "--activations int8 needs the CPU kernels avx512vnni, avx512bf16, amx, avx2, or \
-                 neon with dotprod; here they are {kernels}"
+                "--activations int8 needs CPU kernels for AVX2 or later, or for NEON with dotprod; \
+                 here they are {kernels}"
             );
         }
         self.threads.set()

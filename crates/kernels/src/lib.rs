@@ -110,8 +110,8 @@ impl Machine {
     }
 }
 
-/// The instruction set in use: `amx`, `avx512vnni`, `avx512bf16`, `avx512`, `avx2`, `i8mm`,
-/// `dotprod`, `neon` or `scalar`.
+/// The instruction set in use: `amx`, `avx512vnni`, `avx512bf16`, `avx512`, `avx2vnni`, `avx2`,
+/// `i8mm`, `dotprod`, `neon` or `scalar`.
 ///
 /// The environment variable `MLX_PRIMITIVES_SIMD` selects an instruction set. If this machine does
 /// not have it, the kernels use the best available one.

@@ -5,7 +5,7 @@ use super::super::simd::{F32x16, Kernel, LANES, Level};
 
 /// Finishes the sums of a product and writes the outputs.
 pub trait Epilogue: Sync {
-    /// Whether the steps are faster with `avx512bf16`, see [`Kernel::BF16`].
+    /// Whether the steps are faster with the instructions of `avx512bf16`, see [`Kernel::BF16`].
     const BF16: bool;
 
     /// Finishes the first `count` lanes, which are `out[row, column..column + count]`. Each output

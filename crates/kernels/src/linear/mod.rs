@@ -158,7 +158,10 @@ impl Level {
         #[cfg(target_arch = "aarch64")]
         return matches!(self, Level::I8mm | Level::Dotprod);
         #[cfg(target_arch = "x86_64")]
-        return matches!(self, Level::Amx | Level::Avx512Vnni | Level::Avx512Bf16);
+        return matches!(
+            self,
+            Level::Amx | Level::Avx512Vnni | Level::Avx512Bf16 | Level::Avx2Vnni
+        );
         #[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
         return false;
     }
@@ -167,7 +170,7 @@ impl Level {
     /// weights of at most six bits.
     pub fn adds_pairs_of_bytes(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Level::Avx2;
+        return matches!(self, Level::Avx512 | Level::Avx2);
         #[cfg(not(target_arch = "x86_64"))]
         return false;
     }

@@ -32,6 +32,7 @@ impl Kernel for InLanes<'_> {
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
     const PAIRS: bool = true;
+    const DOTS: bool = true;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

@@ -7,6 +7,7 @@ use super::registers::Avx2;
 use super::{F32x16, LANES, Lanes, tiles::Tiles};
 
 mod bf16;
+mod bytes;
 mod numbers;
 mod square;
 mod tails;
@@ -31,11 +32,11 @@ macro_rules! both {
 }
 
 #[inline(always)]
-fn floats((low, high): (__m256, __m256)) -> Avx2 {
+fn floats<const DOTS: bool>((low, high): (__m256, __m256)) -> Avx2<DOTS> {
     Avx2(low, high)
 }
 
-impl Add for Avx2 {
+impl<const DOTS: bool> Add for Avx2<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn add(self, other: Self) -> Self {
@@ -43,7 +44,7 @@ impl Add for Avx2 {
     }
 }
 
-impl Sub for Avx2 {
+impl<const DOTS: bool> Sub for Avx2<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn sub(self, other: Self) -> Self {
@@ -51,7 +52,7 @@ impl Sub for Avx2 {
     }
 }
 
-impl Mul for Avx2 {
+impl<const DOTS: bool> Mul for Avx2<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn mul(self, other: Self) -> Self {
@@ -59,7 +60,7 @@ impl Mul for Avx2 {
     }
 }
 
-impl Div for Avx2 {
+impl<const DOTS: bool> Div for Avx2<DOTS> {
     type Output = Self;
     #[inline(always)]
     fn div(self, other: Self) -> Self {
@@ -67,9 +68,9 @@ impl Div for Avx2 {
     }
 }
 
-impl Tiles for Avx2 {}
+impl<const DOTS: bool> Tiles for Avx2<DOTS> {}
 
-impl Lanes for Avx2 {
+impl<const DOTS: bool> Lanes for Avx2<DOTS> {
     type Register = __m256;
     type Int = (__m256i, __m256i);
     type Half = (__m128i, __m128i);
@@ -332,7 +333,7 @@ impl Lanes for Avx2 {
     }
 }
 
-impl F32x16 for Avx2 {
+impl<const DOTS: bool> F32x16 for Avx2<DOTS> {
     const IN_PLACE: bool = true;
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
@@ -357,16 +358,14 @@ impl F32x16 for Avx2 {
         // SAFETY: the caller upholds the contract.
         unsafe { numbers::load_stream::<BITS>(from) }
     }
-    const ADDS_PAIRS: bool = true;
+    const ADDS_PAIRS: bool = !DOTS;
     #[inline(always)]
     fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
-        let products: Self::Int = both!(_mm256_maddubs_epi16(a, b));
-        both!(_mm256_add_epi16(sums, products))
+        lanes!((bytes::add::<DOTS>(sums.0, a.0, b.0), bytes::add::<DOTS>(sums.1, a.1, b.1)))
     }
     #[inline(always)]
     fn sums_of_pairs(a: Self::Int) -> Self::Int {
-        let ones = lanes!(_mm256_set1_epi16(1));
-        both!(_mm256_madd_epi16(a, (ones, ones)))
+        lanes!((bytes::sums::<DOTS>(a.0), bytes::sums::<DOTS>(a.1)))
     }
     #[inline(always)]
     unsafe fn load_each(from: *const f32, shift: u32) -> Self {

@@ -8,7 +8,7 @@ use super::dots::{byte_fields_by_shifts, dot_bf16_by_halves, dot_bytes_in_turn};
 use super::registers::Avx512;
 use super::tiles::DigitTiles;
 use super::transpose::transpose;
-use super::{F32x16, LANES, Lanes, stream::Places};
+use super::{F32x16, LANES, Lanes};
 
 pub(super) mod amx;
 mod pairs;
@@ -346,6 +346,15 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
             dot_bytes_in_turn::<Self>(sum, a, b)
         }
     }
+    const ADDS_PAIRS: bool = !BF16;
+    #[inline(always)]
+    fn add_pairs(sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        lanes!(pairs::add::<BF16>(sums, a, b))
+    }
+    #[inline(always)]
+    fn sums_of_pairs(a: __m512i) -> __m512i {
+        if BF16 { a } else { lanes!(_mm512_madd_epi16(a, _mm512_set1_epi16(1))) }
+    }
     #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         lanes!(transmute::<[__m512; LANES], [Self; LANES]>(transpose(registers(rows))))
@@ -369,19 +378,8 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     }
     #[inline(always)]
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
-        // Each lane gets the two bytes that contain its number.
-        let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
-        let mask = ((1u32 << (2 * BITS)) - 1) as u16;
-        // SAFETY: the mask or the type confines the access to the packed numbers; both arrays have
-        // 64 bytes.
-        unsafe {
-            let stream = match BITS {
-                4 => _mm512_set1_epi64(from.cast::<i64>().read_unaligned()),
-                _ => _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast())),
-            };
-            let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
-            _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
-        }
+        // SAFETY: the caller upholds the contract.
+        unsafe { whole::load_stream::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {

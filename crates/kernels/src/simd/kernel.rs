@@ -239,8 +239,10 @@ pub trait Kernel: Sized {
     /// despite `ONLY_BF16`.
     const BYTES: bool = false;
     /// Whether the kernel multiplies bytes by [`F32x16::add_pairs`] on levels that have no dot
-    /// product of bytes. If so, `avx2` runs it despite `ONLY_BF16`.
+    /// product of bytes. If so, `avx512`, `avx2vnni` and `avx2` run it despite `ONLY_BF16`.
     const PAIRS: bool = false;
+    /// Whether `avx2vnni` runs the kernel with AVX-VNNI, and not with the instructions of `avx2`.
+    const DOTS: bool = false;
 
     /// # Safety
     /// The kernel's pointers are valid for the work that it describes. Implementations are
@@ -275,7 +277,17 @@ pub trait Kernel: Sized {
     #[inline(never)]
     unsafe fn on_avx2(self) {
         // SAFETY: the caller upholds the kernel's contract.
-        unsafe { self.run::<Avx2>() }
+        unsafe { self.run::<Avx2<false>>() }
+    }
+
+    /// # Safety
+    /// The contract of [`on_avx512_bf16`](Self::on_avx512_bf16) applies.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+    #[inline(never)]
+    unsafe fn on_avx2_vnni(self) {
+        // SAFETY: the caller upholds the kernel's contract.
+        unsafe { self.run::<Avx2<true>>() }
     }
 
     /// # Safety
@@ -335,11 +347,11 @@ impl<const BF16: bool> Parts for Avx512<BF16> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Parts for Avx2 {
+impl<const DOTS: bool> Parts for Avx2<DOTS> {
     #[inline(always)]
     unsafe fn part<K: Kernel>(part: K) {
         // SAFETY: the caller upholds the contract.
-        unsafe { part.on_avx2() }
+        unsafe { if DOTS && K::DOTS { part.on_avx2_vnni() } else { part.on_avx2() } }
     }
 }
 

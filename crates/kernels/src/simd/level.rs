@@ -21,6 +21,9 @@ pub enum Level {
     Avx512Bf16,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// `Avx2` and AVX-VNNI, dot products of bytes, for Intel's processors without AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    Avx2Vnni,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     /// `Neon` and instructions for products of unsigned with signed bytes.
@@ -49,6 +52,8 @@ impl Level {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512,
         #[cfg(target_arch = "x86_64")]
+        Level::Avx2Vnni,
+        #[cfg(target_arch = "x86_64")]
         Level::Avx2,
         #[cfg(target_arch = "aarch64")]
         Level::I8mm,
@@ -69,6 +74,8 @@ impl Level {
             Level::Avx512Bf16 => "avx512bf16",
             #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2Vnni => "avx2vnni",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
             #[cfg(target_arch = "aarch64")]
@@ -102,6 +109,8 @@ impl Level {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512dq")
             }
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2Vnni => Level::Avx2.supported() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => {
                 is_x86_feature_detected!("avx2")
@@ -137,7 +146,8 @@ impl Level {
     }
 
     /// Returns the level of this process: the level that `MLX_PRIMITIVES_SIMD` names (amx,
-    /// avx512vnni, avx512bf16, avx512, avx2, i8mm, dotprod, neon, scalar), or else the best level.
+    /// avx512vnni, avx512bf16, avx512, avx2vnni, avx2, i8mm, dotprod, neon, scalar), or else the
+    /// best level.
     pub fn current() -> Level {
         static CURRENT: OnceLock<Level> = OnceLock::new();
         *CURRENT.get_or_init(|| Self::choose(Some(&Self::wanted())))
@@ -170,7 +180,11 @@ impl Level {
                 #[cfg(target_arch = "aarch64")]
                 Level::Dotprod if K::BYTES => kernel.on_dotprod(),
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 if K::PAIRS => kernel.on_avx2(),
+                Level::Avx2Vnni if K::DOTS => kernel.on_avx2_vnni(),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx512 if K::PAIRS => kernel.on_avx512(),
+                #[cfg(target_arch = "x86_64")]
+                Level::Avx2Vnni | Level::Avx2 if K::PAIRS => kernel.on_avx2(),
                 _ if K::ONLY_BF16 && !cfg!(feature = "reference-tiles") => self.cannot_run(),
                 Level::Scalar | Level::ScalarTiles => kernel.on_scalar(),
                 _ if K::ONLY_BF16 => self.cannot_run(),
@@ -179,7 +193,7 @@ impl Level {
                     kernel.on_avx512()
                 }
                 #[cfg(target_arch = "x86_64")]
-                Level::Avx2 => kernel.on_avx2(),
+                Level::Avx2Vnni | Level::Avx2 => kernel.on_avx2(),
                 #[cfg(target_arch = "aarch64")]
                 Level::I8mm | Level::Dotprod | Level::Neon => kernel.on_neon(),
             }

@@ -7,10 +7,11 @@ use std::arch::x86_64::{__m256, __m512};
 
 use super::lanes::LANES;
 
+/// A block of AVX2. With `DOTS` the machine also has AVX-VNNI, dot products of bytes.
 #[derive(Clone, Copy)]
 #[repr(C)]
 #[cfg(target_arch = "x86_64")]
-pub struct Avx2(pub(super) __m256, pub(super) __m256);
+pub struct Avx2<const DOTS: bool>(pub(super) __m256, pub(super) __m256);
 
 /// A block of AVX-512. With `BF16` the machine also has AVX512_BF16, AVX512_VNNI and GFNI.
 #[derive(Clone, Copy)]

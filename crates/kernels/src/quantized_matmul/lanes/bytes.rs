@@ -22,6 +22,7 @@ impl Kernel for Bytes<'_> {
     const ONLY_BF16: bool = Self::BF16;
     const BYTES: bool = true;
     const PAIRS: bool = true;
+    const DOTS: bool = true;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {

@@ -10,7 +10,7 @@ use super::super::registers::Avx2;
 /// Converts the bf16 values with even indices to the floats of the first register, and the values
 /// with odd indices to the second. No value moves to another 32-bit lane.
 #[inline(always)]
-pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
+pub unsafe fn decode_mixed<const DOTS: bool>((first, last): (__m128i, __m128i)) -> Avx2<DOTS> {
     // SAFETY: the caller promises AVX2.
     unsafe {
         let patterns = _mm256_set_m128i(last, first);
@@ -23,7 +23,7 @@ pub unsafe fn decode_mixed((first, last): (__m128i, __m128i)) -> Avx2 {
 /// The inverse of [`decode_mixed`]. Rounds to the nearest, ties to even. The lower half of a NaN
 /// must be zero.
 #[inline(always)]
-pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
+pub unsafe fn encode_mixed<const DOTS: bool>(Avx2(even, odd): Avx2<DOTS>) -> (__m128i, __m128i) {
     // SAFETY: the caller promises AVX2.
     unsafe {
         let (even, odd) = (_mm256_castps_si256(even), _mm256_castps_si256(odd));
@@ -41,7 +41,7 @@ pub unsafe fn encode_mixed(Avx2(even, odd): Avx2) -> (__m128i, __m128i) {
 
 /// Puts the lanes of [`decode_mixed`] into the order of memory.
 #[inline(always)]
-pub unsafe fn ordered(Avx2(even, odd): Avx2) -> Avx2 {
+pub unsafe fn ordered<const DOTS: bool>(Avx2(even, odd): Avx2<DOTS>) -> Avx2<DOTS> {
     // SAFETY: the caller promises AVX2.
     unsafe {
         let (low, high) = (_mm256_unpacklo_ps(even, odd), _mm256_unpackhi_ps(even, odd));
@@ -51,7 +51,7 @@ pub unsafe fn ordered(Avx2(even, odd): Avx2) -> Avx2 {
 
 /// The inverse of [`ordered`].
 #[inline(always)]
-pub unsafe fn mixed(Avx2(low, high): Avx2) -> Avx2 {
+pub unsafe fn mixed<const DOTS: bool>(Avx2(low, high): Avx2<DOTS>) -> Avx2<DOTS> {
     // SAFETY: the caller promises AVX2.
     unsafe {
         let even = _mm256_castps_pd(_mm256_shuffle_ps::<0x88>(low, high));

@@ -10,7 +10,7 @@ use super::super::registers::Avx2;
 /// # Safety
 /// The machine has AVX2.
 #[inline(always)]
-pub unsafe fn transpose(rows: &[Avx2; LANES]) -> [Avx2; LANES] {
+pub unsafe fn transpose<const DOTS: bool>(rows: &[Avx2<DOTS>; LANES]) -> [Avx2<DOTS>; LANES] {
     let mut out = *rows;
     let rows = rows.each_ref().map(|row| (&raw const *row).cast());
     // SAFETY: the caller upholds the contract; a block has sixteen words.

@@ -68,7 +68,7 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
 /// # Safety
 /// `from[0]` to `from[15 >> shift]` are readable.
 #[inline(always)]
-pub unsafe fn each(from: *const f32, shift: u32) -> Avx2 {
+pub unsafe fn each<const DOTS: bool>(from: *const f32, shift: u32) -> Avx2<DOTS> {
     // SAFETY: the caller upholds the contract.
     unsafe {
         match shift {

@@ -11,7 +11,7 @@ use super::super::registers::Avx2;
 
 /// Lane i is the sum of the lanes of block `from + i`.
 #[inline(always)]
-pub unsafe fn eight(blocks: &[Avx2; LANES], from: usize) -> __m256 {
+pub unsafe fn eight<const DOTS: bool>(blocks: &[Avx2<DOTS>; LANES], from: usize) -> __m256 {
     // SAFETY: the caller promises AVX2.
     unsafe {
         let low = pairs(two(blocks, from), two(blocks, from + 1));
@@ -22,7 +22,7 @@ pub unsafe fn eight(blocks: &[Avx2; LANES], from: usize) -> __m256 {
 }
 
 #[inline(always)]
-unsafe fn two(blocks: &[Avx2; LANES], i: usize) -> __m256 {
+unsafe fn two<const DOTS: bool>(blocks: &[Avx2<DOTS>; LANES], i: usize) -> __m256 {
     // SAFETY: the caller promises AVX2.
     unsafe {
         let a = _mm256_add_ps(blocks[i].0, blocks[i].1);

@@ -4,6 +4,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::stream::Places;
 use super::LANES;
 
 /// The sum of all lanes. Each step adds the upper half to the lower half.
@@ -108,6 +109,27 @@ unsafe fn pairs<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
 unsafe fn ends<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
     // SAFETY: the caller promises AVX-512.
     unsafe { join::<MAX>(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b)) }
+}
+
+/// Implements [`F32x16::load_stream`](super::super::F32x16::load_stream).
+///
+/// # Safety
+/// `from` is readable for `2 * BITS <= 16` bytes.
+#[inline(always)]
+pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
+    // Each lane gets the two bytes that contain its number.
+    let (bytes, shifts) = const { (&Places::<BITS>::PAIRS, &Places::<BITS>::SHIFTS) };
+    let mask = ((1u32 << (2 * BITS)) - 1) as u16;
+    // SAFETY: the mask or the type confines the access to the packed numbers; both arrays have
+    // 64 bytes.
+    unsafe {
+        let stream = match BITS {
+            4 => _mm512_set1_epi64(from.cast::<i64>().read_unaligned()),
+            _ => _mm512_broadcast_i32x4(_mm_maskz_loadu_epi8(mask, from.cast())),
+        };
+        let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
+        _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
+    }
 }
 
 /// Packs lanes below `2^BITS` into a little-endian bit stream.
