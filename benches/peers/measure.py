@@ -83,7 +83,7 @@ def machine():
         model = first_line("sysctl", "-n", "machdep.cpu.brand_string")
     elif system == "Linux":
         model, flags = linux_cpu(Path("/proc/cpuinfo").read_text())
-    told = ["avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
+    told = ["avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile"]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cpu": model or platform.machine(),

@@ -35,7 +35,8 @@ pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
 
 /// # Safety
 /// The contract of [`super::quantized_matmul`]; the mode is neither mxfp8 nor plain, and the call
-/// has no low-rank correction.
+/// has no low-rank correction. If the machine adds up products of bytes in sixteen bits, weights
+/// have at most six bits.
 pub unsafe fn run<T: Float>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     unsafe {

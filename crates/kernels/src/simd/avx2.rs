@@ -16,7 +16,8 @@ mod tree;
 /// Wraps intrinsics that do not access memory.
 macro_rules! lanes {
     ($call:expr) => {
-        // SAFETY: only `Level::run` uses this type, on a machine with AVX2, FMA and F16C.
+        // SAFETY: only `Level::run` uses this type, on a machine with AVX2, FMA and F16C, and with
+        // AVX-VNNI if `DOTS` is set.
         unsafe { $call }
     };
 }

@@ -238,10 +238,11 @@ pub trait Kernel: Sized {
     /// Whether the kernel multiplies bytes, or words of codes. If so, `dotprod` and `i8mm` run it
     /// despite `ONLY_BF16`.
     const BYTES: bool = false;
-    /// Whether the kernel multiplies bytes by [`F32x16::add_pairs`] on levels that have no dot
-    /// product of bytes. If so, `avx512`, `avx2vnni` and `avx2` run it despite `ONLY_BF16`.
+    /// Whether `avx512`, `avx2vnni` and `avx2` run the kernel despite `ONLY_BF16`, because it
+    /// multiplies bytes only by [`F32x16::add_pairs`].
     const PAIRS: bool = false;
-    /// Whether `avx2vnni` runs the kernel with AVX-VNNI, and not with the instructions of `avx2`.
+    /// Whether `avx2vnni` compiles the kernel with AVX-VNNI, because it or a part of it multiplies
+    /// bytes. Otherwise `avx2vnni` shares the kernel of `avx2`.
     const DOTS: bool = false;
 
     /// # Safety

@@ -2,7 +2,7 @@
 //!
 //! Every level processes blocks of sixteen floats and adds up the lanes of a block in the same
 //! order. So a kernel's result does not depend on the level that ran it, except where only some of
-//! the levels multiply pairs of bf16, pairs of bytes, or tiles.
+//! the levels multiply pairs of bf16, bytes, or tiles.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -39,13 +39,17 @@ impl Kernel for Bytes<'_> {
     }
 }
 
-#[test]
-fn fields_and_products_of_bytes() {
+fn random_bytes() -> impl FnMut() -> u8 {
     let mut state = 1u32;
-    let mut next = || {
+    move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         (state >> 24) as u8
-    };
+    }
+}
+
+#[test]
+fn fields_and_products_of_bytes() {
+    let mut next = random_bytes();
     for level in Level::available() {
         for round in 0..100 {
             let mut vectors = [[0; BYTES]; 2];
@@ -76,6 +80,59 @@ fn fields_and_products_of_bytes() {
                 };
                 assert_eq!(dots[lane], 7 + products(0xff), "{level:?}: lane {lane}");
                 assert_eq!(low_dots[lane], products(0x7f) - 7, "{level:?}: lane {lane}, low");
+            }
+        }
+    }
+}
+
+/// Adds two products of bytes by `add_pairs`, and then the sums of pairs. Codes have six bits, so
+/// that sums of sixteen bits have room for them.
+struct Pairs<'a> {
+    codes: &'a [[u8; BYTES]; 2],
+    x: &'a [[u8; BYTES]; 2],
+    to: &'a mut [i32; LANES],
+}
+
+impl Kernel for Pairs<'_> {
+    const BF16: bool = true;
+    const BYTES: bool = true;
+    const PAIRS: bool = true;
+    const DOTS: bool = true;
+
+    #[inline(always)]
+    unsafe fn run<V: F32x16>(self) {
+        let mut sums = V::splat_int(0);
+        // SAFETY: every array has the length of a vector; `load` and `store` accept any bit
+        // pattern.
+        unsafe {
+            for (codes, x) in self.codes.iter().zip(self.x) {
+                let codes = V::load(codes.as_ptr().cast()).to_bits();
+                sums = V::add_pairs(sums, codes, V::load(x.as_ptr().cast()).to_bits());
+            }
+            V::from_bits(V::sums_of_pairs(sums)).store(self.to.as_mut_ptr().cast());
+        }
+    }
+}
+
+#[test]
+fn sums_of_pairs_of_bytes() {
+    let mut next = random_bytes();
+    for level in Level::available() {
+        for round in 0..100 {
+            let (mut codes, mut x) = ([[63; BYTES]; 2], [[0x81; BYTES]; 2]);
+            if round > 0 {
+                codes.as_flattened_mut().iter_mut().for_each(|byte| *byte = next() % 64);
+                x.as_flattened_mut().iter_mut().for_each(|byte| *byte = next());
+            }
+            let mut to = [0; LANES];
+            // SAFETY: the arrays have the length of a vector.
+            unsafe { level.run(Pairs { codes: &codes, x: &x, to: &mut to }) };
+            for (lane, got) in to.into_iter().enumerate() {
+                let products = (0..2).flat_map(|word| {
+                    let (codes, x) = (&codes[word], &x[word]);
+                    (4 * lane..4 * lane + 4).map(|i| i32::from(codes[i]) * i32::from(x[i] as i8))
+                });
+                assert_eq!(got, products.sum::<i32>(), "{level:?}: lane {lane}");
             }
         }
     }

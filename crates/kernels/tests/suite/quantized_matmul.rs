@@ -2,9 +2,9 @@ use crate::reference_loops::{dot, fp8};
 use crate::testing::*;
 use mlx_primitives_kernels::pool::Pool;
 use mlx_primitives_kernels::quantized_matmul::*;
-use mlx_primitives_kernels::simd::Level;
 use mlx_primitives_kernels::{FEW_ROWS, RowOrder};
 
+mod bytes;
 mod centered;
 mod extremes;
 mod k_quants;
@@ -59,6 +59,17 @@ impl<T: Sample> Matrix<T> {
             // Clears the lowest bit, so that no code is NaN.
             packed.iter_mut().for_each(|byte| *byte &= 0xfe);
         }
+        Self::of(packed, (mode, bits), columns, axis, group)
+    }
+
+    /// A matrix of the given codes with random scales and biases.
+    fn of(
+        packed: Vec<u8>,
+        (mode, bits): (Mode, u32),
+        columns: usize,
+        axis: usize,
+        group: usize,
+    ) -> Self {
         let groups = columns * axis / group;
         let (mut scales, mut biases, mut of_group) = (Vec::new(), Vec::new(), Vec::new());
         let mut of_bias = Vec::new();
@@ -305,69 +316,6 @@ fn floats_of_eight_bits<T: Sample>() {
 }
 
 each_type!(floats_of_eight_bits);
-
-/// Rounds x to eight bits, in groups as large as the groups of the weights, by the formulas in the
-/// kernel's documentation.
-fn in_bytes<T: Sample>(x: &[T], group: usize) -> Vec<f64> {
-    let rounded = |x: &[T]| -> Vec<f64> {
-        let most = x.iter().fold(0.0f32, |most, x| most.max(x.to_f32().abs()));
-        let byte = |x: &T| f64::from((x.to_f32() * (127.0 / most)).round_ties_even());
-        x.iter().map(|x| byte(x) * f64::from(most / 127.0)).collect()
-    };
-    x.chunks_exact(group).flat_map(rounded).collect()
-}
-
-/// The machines for whose instruction sets the products of bytes are compiled.
-fn byte_machines() -> impl Iterator<Item = Machine> {
-    use Level::{Scalar, ScalarTiles};
-    let bytes = |machine: &Machine| {
-        let level = machine.level;
-        level.dots_bytes() || level.adds_pairs_of_bytes() || matches!(level, Scalar | ScalarTiles)
-    };
-    machines_and_tiles().into_iter().filter(bytes)
-}
-
-/// Compares the kernel's results with products of x that was rounded to bytes. So the test shows
-/// that the kernel loses no further precision.
-fn products_of_bytes<T: Sample>() {
-    for format in FORMATS.into_iter().filter(|format| format.0 != Mode::Mxfp8) {
-        for (group, axis) in [(32, 32), (64, 1088), (128, 384), (32, 2080), (64, 4160)] {
-            match format.0 {
-                Mode::Nvfp4 if group == 32 => products_of_bytes_of::<T>(format, 16, axis),
-                Mode::Mxfp4 | Mode::Nvfp4 if group != 32 => {}
-                _ => products_of_bytes_of::<T>(format, group, axis),
-            }
-        }
-    }
-}
-
-fn products_of_bytes_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
-    for rows in [1, 15, 33] {
-        let matrices = [29, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
-        let x: Vec<T> = values(rows * axis, 2.0);
-        let x8 = in_bytes(&x, group);
-        let weights = matrices.each_ref().map(Matrix::weights);
-        for machine in byte_machines() {
-            if format.1 == 8 && machine.level.adds_pairs_of_bytes() {
-                continue;
-            }
-            let mut out = vec![T::default(); rows * 32];
-            let call = plain(format, group, &x, axis, &weights, &mut out);
-            // SAFETY: the call's buffers are the vectors of this function.
-            unsafe { int8::run::<T>(machine, &call) };
-            let what = format!("{format:?} {group} {axis} {rows} {:?}", machine.level);
-            for (first, matrix) in [0, 29].into_iter().zip(&matrices) {
-                let (want, reach) = matrix.times(&x8, axis);
-                let columns = matrix.columns;
-                let of = |row: usize| out[row * 32 + first..][..columns].iter().copied();
-                let got: Vec<T> = (0..rows).flat_map(of).collect();
-                check(&got, (&want, &reach), 1, &what);
-            }
-        }
-    }
-}
-
-each_type!(products_of_bytes);
 
 #[test]
 fn a_product_foresees_the_one_that_followed_it() {

@@ -1,3 +1,4 @@
+use super::bytes::byte_machines;
 use super::*;
 
 /// Multiplies zeros with one extreme element among them: very small, very large, infinite or NaN.

@@ -2,6 +2,7 @@
 
 use super::*;
 use half::f16;
+use mlx_primitives_kernels::simd::Level;
 
 /// The number of bits of a code, and the number of weights in a group.
 const LAYOUTS: [(u32, usize); 3] = [(4, 32), (5, 32), (6, 16)];
@@ -31,7 +32,7 @@ pub fn numbers(bits: u32, block: &[u8]) -> (Vec<f64>, Vec<f64>) {
     (times(float(0), &block[4..12]), times(float(2), &block[12..]))
 }
 
-fn formats() -> impl Iterator<Item = ((Mode, u32), usize)> {
+pub fn formats() -> impl Iterator<Item = ((Mode, u32), usize)> {
     LAYOUTS.into_iter().map(|(bits, group)| ((Mode::KQuant, bits), group))
 }
 
@@ -56,7 +57,7 @@ each_type!(rows_have_one_order);
 fn products_of_bytes<T: Sample>() {
     for (format, group) in formats() {
         for axis in [256, 2304, 4352] {
-            products_of_bytes_of::<T>(format, group, axis);
+            bytes::products_of_bytes_of::<T>(format, group, axis);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tests products with weights that are not transposed.
 
 use super::*;
+use mlx_primitives_kernels::simd::Level;
 
 /// Multiplies rows of x by the matrix and adds the residual. A row of x has one element for each
 /// row of the matrix.
