@@ -83,12 +83,12 @@ pub enum CpuActivations {
     /// The kernels round `x` to eight bits, with a scale for each group of weights. They do so only
     /// if the weights are not in the mode `Mxfp8`, if the product has no low-rank update, and if
     /// the CPU kernels multiply bytes (with AVX2 and all later instruction sets, or ARM's
-    /// `dotprod`): see [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes). The error of normally
-    /// distributed numbers is then 0.6 % (root mean square; rounding to bfloat16 has an error of
-    /// 0.17 %), and the error of products is 0.6 % of their usual size. In all other cases the
-    /// kernels do not round `x`, as with [`Exact`](Self::Exact). They do not round it for eight-bit
-    /// weights on x86-64 without AVX-VNNI, or AVX-512 BF16 and VNNI, because bytes save no time
-    /// there.
+    /// `dotprod`): see [`cpu_multiplies_bytes`](crate::device::cpu_multiplies_bytes). The error of
+    /// normally distributed numbers is then 0.6 % (root mean square; rounding to bfloat16 has an
+    /// error of 0.17 %), and the error of products is 0.6 % of their usual size. In all other cases
+    /// the kernels do not round `x`, as with [`Exact`](Self::Exact). They do not round it for
+    /// eight-bit weights on x86-64 without AVX-VNNI, or AVX-512 BF16 and VNNI, because bytes save
+    /// no time there.
     ///
     /// A row has the same result in both [orders](super::RowOrder), except in bfloat16 on a
     /// processor with AMX. There the kernels do not round rows in the order of prompts, because
