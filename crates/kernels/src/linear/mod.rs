@@ -153,8 +153,8 @@ impl Level {
         self.dots_bf16() || self.multiplies_tiles()
     }
 
-    /// Whether one instruction of this set multiplies bytes and adds up the products. `avx2vnni` has
-    /// it only as [`F32x16::add_pairs`](crate::simd::F32x16::add_pairs).
+    /// Whether one instruction of this set multiplies bytes and adds up the products. On
+    /// `avx2vnni`, only [`F32x16::add_pairs`](crate::simd::F32x16::add_pairs) uses it.
     pub fn dots_bytes(self) -> bool {
         #[cfg(target_arch = "aarch64")]
         return matches!(self, Level::I8mm | Level::Dotprod);

@@ -1,5 +1,5 @@
-//! Sums of products of bytes. AVX-VNNI has an instruction for them; AVX2 alone adds pairs of products
-//! in sixteen bits.
+//! Sums of products of bytes. AVX-VNNI has an instruction for them; AVX2 alone adds up pairs of
+//! products in sixteen bits.
 //!
 //! The compiler would compile closures without the CPU features. These functions are called only on
 //! machines that have the features, from functions that enable them.
