@@ -349,7 +349,10 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     const ADDS_PAIRS: bool = !BF16;
     #[inline(always)]
     fn add_pairs(sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
-        lanes!(pairs::add::<BF16>(sums, a, b))
+        match BF16 {
+            true => Self::dot_bytes(sums, a, b),
+            false => lanes!(_mm512_add_epi16(sums, _mm512_maddubs_epi16(a, b))),
+        }
     }
     #[inline(always)]
     fn sums_of_pairs(a: __m512i) -> __m512i {

@@ -1,5 +1,4 @@
-//! Unpacks numbers of a few bits into pairs of bf16 or into bytes, and multiplies pairs of bf16 and
-//! bytes.
+//! Unpacks numbers of a few bits into pairs of bf16 or into bytes, and multiplies pairs of bf16.
 
 use std::arch::x86_64::*;
 use std::mem::transmute;
@@ -60,21 +59,5 @@ pub unsafe fn dot_bf16(sums: __m512, a: __m512i, b: __m512i) -> __m512 {
     unsafe {
         let (a, b) = (transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
         _mm512_dpbf16_ps(sums, a, b)
-    }
-}
-
-/// Implements [`F32x16::add_pairs`](super::F32x16::add_pairs).
-///
-/// # Safety
-/// The machine has AVX512BW, and with `DOTS` AVX512_VNNI, and this is inlined into a function that
-/// enables them.
-#[inline(always)]
-pub unsafe fn add<const DOTS: bool>(sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: the caller promises the instructions, which access only registers.
-    unsafe {
-        match DOTS {
-            true => _mm512_dpbusd_epi32(sums, a, b),
-            false => _mm512_add_epi16(sums, _mm512_maddubs_epi16(a, b)),
-        }
     }
 }
