@@ -80,8 +80,11 @@ pub unsafe fn each<const DOTS: bool>(from: *const f32, shift: u32) -> Avx2<DOTS>
                 Avx2(_mm256_permutevar8x32_ps(all, low), _mm256_permutevar8x32_ps(all, high))
             }
             2 => {
-                let quarter = [from, from.add(1), from.add(2), from.add(3)];
-                Avx2(two(quarter[0], quarter[1]), two(quarter[2], quarter[3]))
+                let four = _mm_loadu_ps(from);
+                let all = _mm256_set_m128(four, four);
+                let low = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+                let high = _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3);
+                Avx2(_mm256_permutevar_ps(all, low), _mm256_permutevar_ps(all, high))
             }
             3 => Avx2(_mm256_broadcast_ss(&*from), _mm256_broadcast_ss(&*from.add(1))),
             _ => {
@@ -90,14 +93,4 @@ pub unsafe fn each<const DOTS: bool>(from: *const f32, shift: u32) -> Avx2<DOTS>
             }
         }
     }
-}
-
-/// Repeats `low` in the four low lanes and `high` in the four high lanes.
-///
-/// # Safety
-/// Both floats are readable.
-#[inline(always)]
-unsafe fn two(low: *const f32, high: *const f32) -> __m256 {
-    // SAFETY: the caller upholds the contract and promises AVX2.
-    unsafe { _mm256_set_m128(_mm_broadcast_ss(&*high), _mm_broadcast_ss(&*low)) }
 }
