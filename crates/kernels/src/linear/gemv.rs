@@ -20,6 +20,9 @@ use super::workspace;
 /// The kernel prefetches, because one sequential stream alone does not use the full bandwidth: this
 /// many bytes ahead of its loads, times the number of rows of w that it reads at a time.
 const AHEAD: usize = 4096;
+/// The distance with AVX2. On Zen 3, decoding in f16 was 1.25 times as fast with it as with 4096
+/// bytes, and 1.1 times as fast as without prefetches.
+const NEAR: usize = 1024;
 /// The largest number of rows of x that share a load of w in registers.
 const TOGETHER: usize = 4;
 /// The number of rows of w that are read at a time on instruction sets where this is faster. On a
@@ -222,7 +225,8 @@ unsafe fn dots<
     unsafe {
         while at + SUMS * chunk <= k {
             for stream in 0..W_ROWS {
-                let ahead = w.add(stream * k + at).cast::<u8>().wrapping_add(W_ROWS * AHEAD);
+                let distance = W_ROWS * if V::ONE_REGISTER { AHEAD } else { NEAR };
+                let ahead = w.add(stream * k + at).cast::<u8>().wrapping_add(distance);
                 prefetch_far(ahead, SUMS * chunk * size_of::<T>());
             }
             for s in 0..SUMS {
