@@ -290,9 +290,11 @@ pub fn cpu_kernels() -> &'static str {
 /// Whether the CPU kernels can round activations to eight bits, as
 /// [`CpuActivations::Int8`](crate::ops::CpuActivations) requests. The instruction sets
 /// `amx`, `avx512vnni`, `avx512bf16`, `avx512`, `avx2vnni`, `avx2`, `i8mm` and `dotprod` can. With
-/// `neon` and `scalar`, the kernels multiply exact activations.
+/// `neon` and `scalar`, the kernels multiply exact activations. Whether they round activations for
+/// some weights depends on the format too: see
+/// [`can_round_activations`](crate::ops::QuantizedWeight::can_round_activations).
 pub fn cpu_multiplies_bytes() -> bool {
-    mlx_primitives_kernels::multiplies_bytes()
+    mlx_primitives_kernels::multiplies_bytes(4)
 }
 
 /// The number of threads that the CPU kernels use.

@@ -87,8 +87,8 @@ pub enum CpuActivations {
     /// normally distributed numbers is then 0.6 % (root mean square; rounding to bfloat16 has an
     /// error of 0.17 %), and the error of products is 0.6 % of their usual size. In all other cases
     /// the kernels do not round `x`, as with [`Exact`](Self::Exact). They do not round it for
-    /// eight-bit weights on x86-64 without AVX-VNNI, or AVX-512 BF16 and VNNI, because bytes save
-    /// no time there.
+    /// eight-bit weights on x86-64 without AVX-VNNI, or AVX-512 BF16 and VNNI, because products of
+    /// one row with such weights would take longer there.
     ///
     /// A row has the same result in both [orders](super::RowOrder), except in bfloat16 on a
     /// processor with AMX. There the kernels do not round rows in the order of prompts, because

@@ -243,6 +243,24 @@ impl QuantizedWeight {
         self.mode
     }
 
+    /// Whether a CPU with the kernels in use rounds activations for these weights, if
+    /// [`CpuActivations::Int8`] is selected. It does not for 8-bit floats, and not for integers of
+    /// eight bits if the kernels are `avx512` or `avx2`.
+    ///
+    /// ```
+    /// use mlx_primitives::ops::{QuantizedMode, QuantizedWeight};
+    /// use mlx_primitives::{Array, device};
+    ///
+    /// let w = Array::from_slice(&[0.5f32; 64], &[2, 32])?;
+    /// let four = QuantizedWeight::quantize(&w, 32, 4, QuantizedMode::Affine)?;
+    /// assert_eq!(four.can_round_activations(), device::cpu_multiplies_bytes());
+    /// # Ok::<(), mlx_primitives::Error>(())
+    /// ```
+    pub fn can_round_activations(&self) -> bool {
+        let bits = self.bits.unsigned_abs();
+        self.mode != QuantizedMode::Mxfp8 && mlx_primitives_kernels::multiplies_bytes(bits)
+    }
+
     /// The bytes that the arrays take.
     pub fn nbytes(&self) -> usize {
         self.arrays().map(Array::nbytes).sum()

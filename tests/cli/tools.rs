@@ -105,6 +105,32 @@ fn activations_of_eight_bits_score_almost_as_well() {
     }
 }
 
+/// The option is refused if it changes nothing: for plain weights and 8-bit floats, and on some
+/// processors for integers of eight bits.
+#[test(simulated = once)]
+fn activations_of_exact_products_are_not_rounded_in_silence() {
+    let directory = tempfile::tempdir().unwrap();
+    let packed = ["mxfp8", "8"].map(|name| directory.path().join(name));
+    let options = [["--mode", "mxfp8"], ["--bits", "8"]];
+    for (packed, options) in packed.iter().zip(options) {
+        let into = ["quantize", "--model", DEMO, "-o", text_of(packed)];
+        let output = run(&[&into[..], &options[..]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let on_cpu = default_device().unwrap() == Device::Cpu;
+    let bytes = on_cpu && mlx_primitives::device::cpu_multiplies_bytes();
+    let exact = matches!(mlx_primitives::device::cpu_kernels(), "avx512" | "avx2");
+    let needs = if bytes { "would round no activations" } else { "needs CPU kernels" };
+    for (model, refused) in
+        [(DEMO, true), (text_of(&packed[0]), true), (text_of(&packed[1]), !bytes || exact)]
+    {
+        let output =
+            run(&["generate", "Once", "--model", model, "-m", "2", "--activations", "int8"]);
+        assert_eq!(output.status.code(), Some(i32::from(refused)), "{model}: {output:?}");
+        assert_eq!(stderr(&output).contains(needs), refused, "{model}: {}", stderr(&output));
+    }
+}
+
 #[test(simulated = once)]
 fn bench_measures_models_and_configurations() {
     let directory = tempfile::tempdir().unwrap();

@@ -83,7 +83,9 @@ pub fn run(args: &Args) -> Result<()> {
     );
     args.kernels.set()?;
     args.ranks.join()?;
-    let llama = model(args)?.with_activations(args.kernels.activations());
+    let llama = model(args)?;
+    let activations = args.kernels.activations(&llama)?;
+    let llama = llama.with_activations(activations);
     if let Some(limit) = llama.config().max_position_embeddings {
         let end = u64::from(args.context)
             + u64::from(args.prompt_tokens)

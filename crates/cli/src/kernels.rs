@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use mlx_primitives::device::{self, Device};
 use mlx_primitives::ops::CpuActivations;
+use mlx_primitives_llama::Llama;
 
 #[derive(clap::Args, Default)]
 #[command(next_help_heading = "Speed and memory")]
@@ -57,10 +58,18 @@ impl Kernels {
     }
 
     /// Returns how the model rounds activations.
-    pub fn activations(&self) -> CpuActivations {
+    pub fn activations(&self, llama: &Llama) -> Result<CpuActivations> {
         match self.activations {
-            Activations::Exact => CpuActivations::Exact,
-            Activations::Int8 => CpuActivations::Int8,
+            Activations::Exact => Ok(CpuActivations::Exact),
+            Activations::Int8 => {
+                ensure!(
+                    llama.can_round_activations(),
+                    "--activations int8 would round no activations: with the CPU kernels {}, they \
+                     stay exact for all weights of this model",
+                    device::cpu_kernels()
+                );
+                Ok(CpuActivations::Int8)
+            }
         }
     }
 }

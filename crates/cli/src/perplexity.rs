@@ -45,7 +45,9 @@ pub fn run(args: &Args) -> Result<()> {
     args.kernels.set()?;
     args.ranks.join()?;
     let text = ranks::from_first(|| read(&args.file))?;
-    let checkpoint = args.source.load()?.with_activations(args.kernels.activations());
+    let checkpoint = args.source.load()?;
+    let activations = args.kernels.activations(&checkpoint.llama)?;
+    let checkpoint = checkpoint.with_activations(activations);
     let tokens = checkpoint.tokenizer.encode(&text)?;
     drop(text);
     let limit = checkpoint.llama.config().max_position_embeddings.map(i32::unsigned_abs);

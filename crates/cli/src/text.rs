@@ -160,8 +160,9 @@ impl TextArgs {
 
 impl Session {
     pub fn load(args: &TextArgs) -> Result<Self> {
-        let activations = args.kernels.activations();
-        let checkpoint = args.source.load()?.with_activations(activations);
+        let checkpoint = args.source.load()?;
+        let activations = args.kernels.activations(&checkpoint.llama)?;
+        let checkpoint = checkpoint.with_activations(activations);
         let template = match &args.source.model {
             Some(directory) if !args.ignore_chat_template => ChatTemplate::load(directory)?,
             _ => None,

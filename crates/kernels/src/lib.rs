@@ -119,11 +119,10 @@ pub fn simd_level_name() -> &'static str {
     Level::current().name()
 }
 
-/// Whether the instruction set in use multiplies bytes. Products of activations that are rounded to
-/// eight bits need such instructions.
-pub fn multiplies_bytes() -> bool {
-    let level = Level::current();
-    level.dots_bytes() || level.adds_pairs_of_bytes()
+/// Whether the instruction set in use multiplies bytes of x with weights of `bits` bits, if x is
+/// rounded to eight bits.
+pub fn multiplies_bytes(bits: u32) -> bool {
+    Level::current().multiplies_bytes(bits)
 }
 
 /// Returns the first environment variable whose value cannot be used: its name, the values that it

@@ -176,6 +176,11 @@ impl Level {
         return false;
     }
 
+    /// Whether this instruction set multiplies bytes of x with weights of `bits` bits.
+    pub fn multiplies_bytes(self, bits: u32) -> bool {
+        self.dots_bytes() || self.adds_pairs_of_bytes() && bits <= 6
+    }
+
     /// Whether this instruction set multiplies a few rows of 16-bit x with packed weights by
     /// integer arithmetic. The x86 processors with tiles add up products of bytes six times as fast
     /// as products of bf16 pairs. On ARM one instruction multiplies sixteen bytes or four f32

@@ -26,8 +26,7 @@ use crate::{Machine, Shared};
 /// CPU has tile instructions, the exact products of prompts are faster.
 pub(super) fn takes<T: Float>(machine: Machine, call: &Call) -> bool {
     let in_tiles = T::IS_BF16 && machine.level.multiplies_tiles() && !call.of_tokens();
-    let bytes = machine.level.dots_bytes();
-    (bytes || machine.level.adds_pairs_of_bytes() && call.bits <= 6)
+    machine.level.multiplies_bytes(call.bits)
         && !in_tiles
         && !matches!(call.mode, Mode::Mxfp8 | Mode::Plain)
         && call.low_rank.is_none()

@@ -147,6 +147,15 @@ impl Llama {
         self
     }
 
+    /// Whether [`CpuActivations::Int8`] changes the products of any weights of the model, with the
+    /// CPU kernels in use.
+    pub fn can_round_activations(&self) -> bool {
+        self.modules().any(|module| {
+            matches!(module, Module::Linear(Linear { matrix: LinearWeight::Quantized(packed), .. })
+                if packed.can_round_activations())
+        })
+    }
+
     /// The bytes of this process's weights.
     pub fn nbytes(&self) -> usize {
         self.modules().flat_map(Module::arrays).map(Array::nbytes).sum()
