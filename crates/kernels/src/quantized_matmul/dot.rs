@@ -2,6 +2,8 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::compiler_fence;
 
 use super::bands::{Block, Chunks, lane_groups};
 use super::columns::Dots;
@@ -89,7 +91,20 @@ impl<F: Format> Dots for Decode<F> {
                     }
                 }
                 let lanes = count << shift;
-                for lane in (0..lanes).step_by(LANES) {
+                let mut lane = 0;
+                while const { V::IN_PLACE && M == 1 && F::PER_LANE >= 8 }
+                    && lane + 2 * LANES <= lanes
+                {
+                    for (c, chunk) in two_chunks::<V, F>(packed, x[0]).into_iter().enumerate() {
+                        let group = (lane + c * LANES) >> shift;
+                        let scale = V::load_each(in_memory.as_ptr().add(group), shift);
+                        sums[0] = chunk.mul_add(scale, sums[0]);
+                    }
+                    packed = packed.wrapping_add(2 * F::CHUNK_BYTES);
+                    x[0] = x[0].add(2 * F::CHUNK);
+                    lane += 2 * LANES;
+                }
+                while lane < lanes {
                     prefetch_weights(packed, F::CHUNK_BYTES);
                     let mut weights = F::load::<V>(packed, LANES.min(lanes - lane));
                     packed = packed.wrapping_add(F::CHUNK_BYTES);
@@ -112,6 +127,7 @@ impl<F: Format> Dots for Decode<F> {
                         sums[m] = chunk[m].mul_add(scale, sums[m]);
                         x[m] = x[m].add(F::CHUNK);
                     }
+                    lane += LANES;
                 }
             }
         }
@@ -120,4 +136,35 @@ impl<F: Format> Dots for Decode<F> {
         }
         sums
     }
+}
+
+/// Multiplies the weights of two full chunks with a row of x, without their scales. Zen 3 overlaps
+/// too few of the multiply-adds of one chunk after another, each of which waits for the one before,
+/// since a chunk has many instructions. With two chunks in turn, rows of 2048 weights of four bits
+/// took 0.86 of the time, but rows of eight bits took longer.
+///
+/// # Safety
+/// The chunks belong to the row of weights, and x covers both.
+#[inline(always)]
+unsafe fn two_chunks<V: F32x16, F: Format>(packed: *const u8, x: *const f32) -> [V; 2] {
+    let mut weights = [V::splat_int(0); 2];
+    let mut chunks = [V::splat(0.0); 2];
+    prefetch_weights(packed, 2 * F::CHUNK_BYTES);
+    // SAFETY: the caller's contract.
+    unsafe {
+        for (c, weights) in weights.iter_mut().enumerate() {
+            *weights = F::load::<V>(packed.add(c * F::CHUNK_BYTES), LANES);
+        }
+        for position in 0..F::PER_LANE {
+            for (c, chunk) in chunks.iter_mut().enumerate() {
+                let weight = F::at::<V>(weights[c], position);
+                weights[c] = F::rest::<V>(weights[c]);
+                let of_x = V::load(x.add(c * F::CHUNK + position * LANES));
+                *chunk = weight.mul_add(of_x, *chunk);
+            }
+            // Without this, the compiler computes one chunk after the other.
+            compiler_fence(SeqCst);
+        }
+    }
+    chunks
 }
