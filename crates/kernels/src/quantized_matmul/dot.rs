@@ -138,10 +138,10 @@ impl<F: Format> Dots for Decode<F> {
     }
 }
 
-/// Multiplies the weights of two full chunks with a row of x, without their scales. Zen 3 overlaps
-/// too few of the multiply-adds of one chunk after another, each of which waits for the one before,
-/// since a chunk has many instructions. With two chunks in turn, rows of 2048 weights of four bits
-/// took 0.86 of the time, but rows of eight bits took longer.
+/// Multiplies the weights of two full chunks with a row of x, without their scales. Each
+/// multiply-add of a chunk waits for the one before, and a chunk has so many instructions that a
+/// Zen 3 hardly begins the next chunk meanwhile. With two chunks in turn, rows of 2048 weights of
+/// four bits took 0.86 of the time, but rows of eight bits took longer.
 ///
 /// # Safety
 /// The chunks belong to the row of weights, and x covers both.
