@@ -139,9 +139,9 @@ impl<F: Format> Dots for Decode<F> {
 }
 
 /// Multiplies the weights of two full chunks with a row of x, without their scales. Each
-/// multiply-add of a chunk waits for the one before. Meanwhile a Zen 3 hardly begins the next chunk,
-/// because a chunk has about a hundred instructions. With two chunks in turn, rows of 2048 weights of
-/// four bits took 0.86 of the time, but rows of eight bits took longer.
+/// multiply-add of a chunk waits for the one before. Meanwhile a Zen 3 hardly begins the next
+/// chunk, because a chunk has about a hundred instructions. With two chunks in turn, rows of 2048
+/// weights of four bits took 0.86 of the time, but rows of eight bits took longer.
 ///
 /// # Safety
 /// The chunks belong to the row of weights, and x covers both.
