@@ -5,8 +5,11 @@ use super::*;
 
 fn biases_that_scales_determine<T: Sample>() {
     for format in FORMATS.into_iter().filter(|format| format.0 == Mode::Affine) {
-        for (group, axis) in [(32, 96), (32, 640), (128, 384), (32, 4096)] {
+        for (group, axis) in [(32, 96), (32, 640), (128, 384)] {
             of_centered_codes::<T>(format, group, axis);
+        }
+        if format.1 == 4 {
+            of_centered_codes::<T>(format, 32, 4096);
         }
     }
 }
