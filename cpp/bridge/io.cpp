@@ -14,8 +14,16 @@ Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype) {
   return handle(mlx_primitives::stored(std::move(source), to_shape(shape), to_mlx(dtype)));
 }
 
-bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
-  return read_into(waiting, bytes);
+bool is_waiting(const mx::array& a) noexcept {
+  return reader(a) != nullptr;
+}
+
+rust::Box<Stored> stored_of(const mx::array& waiting) {
+  auto* read = reader(waiting);
+  if (!read) {
+    refuse("stored", "expected an array that was not read from its file yet");
+  }
+  return (*read->from())->copy();
 }
 
 Handle stored_part(const mx::array& whole, size_t axis, int32_t start, int32_t end) {

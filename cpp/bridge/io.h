@@ -9,7 +9,8 @@ struct MetadataEntry;
 struct Stored;
 
 Handle stored(rust::Box<Stored> from, Ints shape, Dtype dtype);
-bool read_stored(const mx::array& waiting, rust::Slice<uint8_t> bytes);
+bool is_waiting(const mx::array& a) noexcept;
+rust::Box<Stored> stored_of(const mx::array& waiting);
 Handle stored_part(const mx::array& whole, size_t axis, int32_t start, int32_t end);
 void save_safetensors(
     rust::Str path,

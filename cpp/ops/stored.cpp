@@ -13,23 +13,9 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype) {
   return mx::array(std::move(shape), dtype, std::move(read), {});
 }
 
-namespace {
-
-/** The `Read` primitive of an array whose data is still in storage, or null for other arrays. */
 const Read* reader(const mx::array& a) {
   bool waiting = a.status() == mx::array::Status::unscheduled && a.has_primitive();
   return waiting ? dynamic_cast<const Read*>(&a.primitive()) : nullptr;
-}
-
-} // namespace
-
-bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes) {
-  auto* read = reader(waiting);
-  if (read && bytes.size() == waiting.nbytes()) {
-    (*read->from())->read(bytes);
-    return true;
-  }
-  return false;
 }
 
 mx::array part_of(const mx::array& whole, size_t axis, int start, int end) {

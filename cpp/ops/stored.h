@@ -23,11 +23,6 @@ mx::array stored(StoredHandle from, mx::Shape shape, mx::Dtype dtype);
 mx::array part_of(const mx::array& whole, size_t axis, int start, int end);
 
 /**
- * Reads the elements of an array that is not read from storage yet; returns false for other arrays.
- */
-bool read_into(const mx::array& waiting, rust::Slice<uint8_t> bytes);
-
-/**
  * Reads elements from storage. It replaces MLX's Load, which throws in a task if the file has
  * become shorter; MLX would report that error to the next caller that waits.
  */
@@ -56,5 +51,8 @@ class Read : public mx::UnaryPrimitive, public Fallible {
   StoredHandle from_;
   mx::Shape shape_;
 };
+
+/** The `Read` primitive of an array whose data is still in storage, or null for other arrays. */
+const Read* reader(const mx::array& a);
 
 } // namespace mlx_primitives

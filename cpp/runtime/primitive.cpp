@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <set>
+#include <sstream>
+#include <stdexcept>
 
 #include "runtime/batch.h"
 #include "runtime/contiguous.h"
@@ -121,6 +123,15 @@ mx::Dtype read_as(mx::Dtype own, mx::Dtype dtype, mx::Stream s) {
   bool halves = own == mx::float16 || own == mx::bfloat16;
   bool kept = halves && dtype == mx::float32 && s.device == mx::Device::cpu && !simulating();
   return kept ? own : dtype;
+}
+
+void refuse_parts(const char* op, std::initializer_list<Part> parts) {
+  std::ostringstream text;
+  text << "[" << op << "] ";
+  for (const auto& part : parts) {
+    part.write(text);
+  }
+  throw std::invalid_argument(text.str());
 }
 
 void refuse_elsewhere(const char* op) {

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
-#include <sstream>
-#include <stdexcept>
+#include <ostream>
 #include <string>
 
 #include "mlx/mlx.h"
@@ -239,13 +239,37 @@ class CpuPrimitive : public ComposedPrimitive {
     return {INDEX};                                          \
   }
 
-/** Throws invalid_argument "[op] expected ..., got ...", built from the streamable parts. */
+/** A streamable part of an error's text. Its value must outlive it. */
+class Part {
+ public:
+  Part(const char* text) : value_(text), write_(write_text) {}
+  template <typename T>
+  Part(const T& value) : value_(&value), write_(write_value<T>) {}
+
+  void write(std::ostream& to) const {
+    write_(to, value_);
+  }
+
+ private:
+  static void write_text(std::ostream& to, const void* text) {
+    to << static_cast<const char*>(text);
+  }
+  template <typename T>
+  static void write_value(std::ostream& to, const void* value) {
+    to << *static_cast<const T*>(value);
+  }
+
+  const void* value_;
+  void (*write_)(std::ostream& to, const void* value);
+};
+
+/** Throws invalid_argument "[op] expected ..., got ...". */
+[[noreturn]] void refuse_parts(const char* op, std::initializer_list<Part> parts);
+
+/** Throws like `refuse_parts`, so that one function builds the texts of all errors. */
 template <typename... Parts>
 [[noreturn]] void refuse(const char* op, const Parts&... parts) {
-  std::ostringstream text;
-  text << "[" << op << "] ";
-  (text << ... << parts);
-  throw std::invalid_argument(text.str());
+  refuse_parts(op, {Part(parts)...});
 }
 
 /** Throws for dtypes that the kernels do not support. */

@@ -1,5 +1,6 @@
 use super::Array;
 use super::bridge::ffi as io;
+use super::stored::Stored;
 use crate::error::{Error, Result};
 use crate::ffi::bridge as ffi;
 use crate::memory;
@@ -52,38 +53,44 @@ impl Block {
         bytes <= self.bytes - self.used
     }
 
-    /// Copies the array into the next free place, and returns a view of that place. If the array
-    /// has not been read from its file yet, reads its bytes directly into the place, and the array
-    /// itself stays unread. Returns a contiguous array outside the block if the array is empty, if
-    /// its size is not a multiple of 8 bytes, or if the block has no room for it.
+    /// Copies the arrays into the next free places, and returns views of these places. Arrays that
+    /// have not been read from their file yet are read directly into their places, and stay unread
+    /// themselves. Returns a contiguous array outside the block for an array that is empty, whose
+    /// size is not a multiple of 8 bytes, or for which the block has no room.
     ///
     /// # Errors
     ///
-    /// Returns an error if the array cannot be evaluated, or if MLX copies instead of making a
-    /// view.
-    pub fn place(&mut self, array: &Array) -> Result<Array> {
-        let (bytes, offset) = (array.nbytes(), self.used);
-        let end = offset + bytes;
-        if bytes == 0 || bytes % WORD != 0 || end > self.bytes {
-            return array.contiguous();
+    /// Returns an error if an array cannot be evaluated, or if MLX copies instead of making a view.
+    pub fn place(&mut self, arrays: &[&Array]) -> Result<Vec<Array>> {
+        let (mut placed, mut waiting, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        for array in arrays {
+            let (bytes, offset) = (array.nbytes(), self.used);
+            let end = offset + bytes;
+            if bytes == 0 || bytes % WORD != 0 || end > self.bytes {
+                placed.push(array.contiguous()?);
+                continue;
+            }
+            let to = std::ptr::with_exposed_provenance_mut(self.start + offset);
+            if io::is_waiting(array.raw()) {
+                // SAFETY: the block's memory from `offset` to `end` belongs to no array yet.
+                rooms.push(unsafe { std::slice::from_raw_parts_mut(to, bytes) });
+                waiting.push(io::stored_of(array.raw())?);
+            } else {
+                let array = array.contiguous()?;
+                let from = std::ptr::with_exposed_provenance(array.address()?);
+                // SAFETY: the array's bytes lie at its address and live until this scope ends; the
+                // block's memory belongs to no array yet.
+                unsafe { cpu::parallel_copy(from, to, bytes) };
+            }
+            self.used = (self.start + end).next_multiple_of(LINE) - self.start;
+            let (words, dtype) = (self.words.raw(), array.dtype().into());
+            let view = Array::from_bridge(ffi::within(words, offset, array.shape(), dtype))?;
+            if view.address()? != self.start + offset {
+                return Err(Error::argument("block", format_args!("a view, got a copy")));
+            }
+            placed.push(view);
         }
-        let to = std::ptr::with_exposed_provenance_mut(self.start + offset);
-        // SAFETY: the block's memory from `offset` to `end` belongs to no array yet.
-        let room = unsafe { std::slice::from_raw_parts_mut(to, bytes) };
-        if !io::read_stored(array.raw(), room)? {
-            let array = array.contiguous()?;
-            let from = std::ptr::with_exposed_provenance(array.address()?);
-            // SAFETY: the array's bytes lie at its address and live until this scope ends; the
-            // block's memory belongs to no array yet.
-            unsafe { cpu::parallel_copy(from, to, bytes) };
-        }
-        self.used = (self.start + end).next_multiple_of(LINE) - self.start;
-        let shape = array.shape();
-        let placed =
-            Array::from_bridge(ffi::within(self.words.raw(), offset, shape, array.dtype().into()))?;
-        if placed.address()? != self.start + offset {
-            return Err(Error::argument("block", format_args!("a view, got a copy")));
-        }
+        Stored::read_all(&waiting.iter().map(Box::as_ref).collect::<Vec<_>>(), &mut rooms)?;
         Ok(placed)
     }
 }

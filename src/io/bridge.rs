@@ -20,9 +20,10 @@ pub(crate) mod ffi {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
-        /// If the array is not yet read from its file, reads its elements into `bytes`. Otherwise
-        /// returns false.
-        fn read_stored(waiting: &MlxArray, bytes: &mut [u8]) -> Result<bool>;
+        /// Whether the array is one that [`stored`] made and that was not read from its file yet.
+        fn is_waiting(array: &MlxArray) -> bool;
+        /// The elements of an array that was not read from its file yet.
+        fn stored_of(waiting: &MlxArray) -> Result<Box<Stored>>;
         /// Elements `start` to `end` of an axis of an array. If the array is contiguous in its file
         /// and not yet read, and the range begins and ends at block bounds, only they are read.
         fn stored_part(
@@ -44,6 +45,9 @@ pub(crate) mod ffi {
 
         /// Fills the memory of the array with the stored elements.
         fn read(self: &Stored, bytes: &mut [u8]) -> Result<()>;
+
+        /// A separate handle of the same elements.
+        fn copy(self: &Stored) -> Box<Stored>;
 
         /// Whether the elements are contiguous in the file, and can be read in pieces of `bytes`
         /// bytes. A piece must not end inside a block of packed weights.

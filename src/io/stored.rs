@@ -127,23 +127,70 @@ impl Stored {
         }
     }
 
+    /// A separate handle of the same elements.
+    pub fn copy(&self) -> Box<Self> {
+        Box::new(Self { source: Arc::clone(&self.source), tensor: self.tensor.clone(), ..*self })
+    }
+
     /// Fills `bytes` with the elements. An error names the file and the tensor.
     pub fn read(&self, bytes: &mut [u8]) -> Result<()> {
+        Self::read_all(&[self], &mut [bytes])
+    }
+
+    /// Fills each of `bytes` with the elements of one of the arrays. If the arrays are parts of the
+    /// same blocks, such as codes and scales, every block is read only once.
+    pub fn read_all(arrays: &[&Self], bytes: &mut [&mut [u8]]) -> Result<()> {
+        let ([first, ..], [filled, ..]) = (arrays, &*bytes) else { return Ok(()) };
+        let count = filled.len() / first.unit();
+        let mut parts = Vec::new();
+        for (other, bytes) in arrays.iter().zip(&*bytes) {
+            parts.extend(first.part_of_blocks(other, bytes.len(), count));
+        }
+        if arrays.len() > 1 && parts.len() < arrays.len() {
+            return arrays.iter().zip(bytes).try_for_each(|(array, bytes)| array.read(bytes));
+        }
+        let piece = match first.form {
+            Form::Blocks(kind, _) => (PIECE / kind.bytes()).max(1),
+            Form::Plain | Form::Bool => PIECE,
+        };
+        let mut pieces = Vec::new();
+        pieces.resize_with(count.div_ceil(piece), Vec::new);
+        for (array, bytes) in arrays.iter().zip(bytes) {
+            for (piece, part) in pieces.iter_mut().zip(bytes.chunks_mut(piece * array.unit())) {
+                piece.push(part);
+            }
+        }
         let failure = Mutex::new(None);
-        cpu::for_each_part(bytes, self.unit(), |start, part| {
-            if let Err(reason) = self.read_part(start, part) {
+        cpu::for_each_item(&mut pieces, PIECE, |index, outs| {
+            let start = index * piece;
+            let result = match &mut **outs {
+                [out] => first.read_part(start * first.unit(), out),
+                outs => first.read_blocks(first.skipped / first.unit() + start, &parts, outs),
+            };
+            if let Err(reason) = result {
                 *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
             }
         });
-        if let Some(reason) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            let count = bytes.len();
-            let text = format!("{}: expected {count} bytes, got fewer: {reason}", self.tensor);
-            return Err(match &*self.source {
-                Source::File { path, .. } => Error::file(path, text),
-                Source::Bytes(_) => Error::argument("load_safetensors", text),
-            });
-        }
-        Ok(())
+        let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let Some(reason) = failure else { return Ok(()) };
+        let text = format!("{}: expected all bytes, got fewer: {reason}", first.tensor);
+        Err(match &*first.source {
+            Source::File { path, .. } => Error::file(path, text),
+            Source::Bytes(_) => Error::argument("load_safetensors", text),
+        })
+    }
+
+    /// The part of blocks that `other` is, if its `bytes` bytes belong to the `count` blocks from
+    /// the first block of this array on.
+    fn part_of_blocks(&self, other: &Self, bytes: usize, count: usize) -> Option<Part> {
+        let (Form::Blocks(own, _), Form::Blocks(kind, part)) = (self.form, other.form) else {
+            return None;
+        };
+        let alike = Arc::ptr_eq(&self.source, &other.source)
+            && (self.offset, own) == (other.offset, kind)
+            && self.skipped / self.unit() == other.skipped / other.unit()
+            && bytes == count * other.unit();
+        (alike && self.runs.is_none() && other.runs.is_none()).then_some(part)
     }
 
     /// Fills `part`, the bytes of the array from byte `start` on.
@@ -172,17 +219,32 @@ impl Stored {
                 part.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
                 Ok(())
             }
-            Form::Blocks(kind, which) => {
-                let unit = kind.part_bytes(which);
-                let mut blocks = vec![0; FEW.min(part.len() / unit) * kind.bytes()];
-                for (index, out) in part.chunks_mut(FEW * unit).enumerate() {
-                    let blocks = &mut blocks[..out.len() / unit * kind.bytes()];
-                    self.read_bytes((start / unit + index * FEW) * kind.bytes(), blocks)?;
-                    kind.fill(which, blocks, out);
-                }
-                Ok(())
+            Form::Blocks(_, which) => self.read_blocks(start / self.unit(), &[which], &mut [part]),
+        }
+    }
+
+    /// Fills each of `outs` with one of the parts of the blocks that follow the first `start` ones.
+    fn read_blocks(
+        &self,
+        start: usize,
+        parts: &[Part],
+        outs: &mut [&mut [u8]],
+    ) -> std::io::Result<()> {
+        let (Form::Blocks(kind, part), Some(out)) = (self.form, outs.first()) else {
+            return Ok(());
+        };
+        let count = out.len() / kind.part_bytes(part);
+        let mut blocks = vec![0; FEW.min(count) * kind.bytes()];
+        for at in (0..count).step_by(FEW) {
+            let here = FEW.min(count - at);
+            let blocks = &mut blocks[..here * kind.bytes()];
+            self.read_bytes((start + at) * kind.bytes(), blocks)?;
+            for (&part, out) in parts.iter().zip(&mut *outs) {
+                let unit = kind.part_bytes(part);
+                kind.fill(part, blocks, &mut out[at * unit..][..here * unit]);
             }
         }
+        Ok(())
     }
 
     /// Fills `part` with the bytes that the file has for the tensor, from byte `start` of them on.
@@ -202,3 +264,6 @@ impl Stored {
 
 /// The number of blocks to read at once. They fit in a CPU cache until they are unpacked.
 const FEW: usize = 512;
+
+/// The number of bytes that one thread reads before it takes the next piece.
+const PIECE: usize = 1 << 18;

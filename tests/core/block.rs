@@ -1,10 +1,18 @@
 //! Weights that are moved into a single block of memory.
 
+use std::fs;
+use std::ops::Range;
+
 use mlx_primitives::internals::{Block, LINE};
+use mlx_primitives::io::load_gguf;
+use mlx_primitives::io::stored::Stored;
 use mlx_primitives::memory::LARGE_PAGE;
 use mlx_primitives::{Array, Dtype, Result};
+use tempfile::TempDir;
 
-use crate::support::Checked;
+use crate::support::compare::assert_same;
+use crate::support::gguf::header;
+use crate::support::{Checked, message};
 
 fn numbers(count: i32) -> Result<Array> {
     let values: Vec<f32> = (0..count).map(|i| i as f32 - 7.5).collect();
@@ -23,8 +31,7 @@ fn placed_arrays_are_equal_in_separate_lines() -> Checked {
     arrays.iter().try_for_each(Array::eval)?;
     let mut block = Block::with_room_for(Block::bytes_of(&arrays))?.expect("room");
     let mut taken: Vec<(usize, usize)> = Vec::new();
-    let placed: Vec<Array> =
-        arrays.iter().map(|array| block.place(array)).collect::<Result<_>>()?;
+    let placed = block.place(&arrays.each_ref())?;
     for (array, placed) in arrays.iter().zip(&placed) {
         let (start, end) = (placed.address()?, placed.address()? + placed.nbytes());
         if array.nbytes().is_multiple_of(8) {
@@ -50,10 +57,11 @@ fn arrays_without_room_stay_in_place() -> Checked {
     small.eval()?;
     large.eval()?;
     let mut block = Block::with_room_for(Block::bytes_of([&small]))?.expect("room");
-    assert_eq!(block.place(&large)?.address()?, large.address()?);
-    assert_ne!(block.place(&small)?.address()?, small.address()?);
     let empty = Array::zeros::<f32>(&[0, 3])?;
-    assert_eq!(block.place(&empty)?.shape(), [0, 3]);
+    let placed = block.place(&[&large, &small, &empty])?;
+    assert_eq!(placed[0].address()?, large.address()?);
+    assert_ne!(placed[1].address()?, small.address()?);
+    assert_eq!(placed[2].shape(), [0, 3]);
     Ok(())
 }
 
@@ -64,7 +72,7 @@ fn large_blocks_begin_with_a_large_page() -> Checked {
     let bytes = Block::bytes_of([&array]);
     assert_eq!(bytes, 2_400_000);
     let mut block = Block::with_room_for(2 * bytes)?.expect("room");
-    let [first, second] = [block.place(&array)?, block.place(&array)?];
+    let [first, second] = &block.place(&[&array, &array])?[..] else { panic!("two arrays") };
     let page = if cfg!(target_os = "linux") { LARGE_PAGE } else { LINE };
     assert!(first.address()?.is_multiple_of(page));
     assert_eq!(second.address()?, first.address()? + bytes);
@@ -73,5 +81,57 @@ fn large_blocks_begin_with_a_large_page() -> Checked {
     // free. On other systems, no room is left.
     let left = (2 * bytes).next_multiple_of(page) - 2 * bytes;
     assert!(block.has_room_for(left) && !block.has_room_for(left + LINE + page));
+    Ok(())
+}
+
+/// Arrays of packed weights are read block by block, all parts of a block at once, except parts of
+/// different blocks and selected columns.
+#[test]
+fn parts_of_packed_weights_are_read_in_place() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("blocks.gguf");
+    let part = |array: &Array, axis, range: &Range<i32>| Stored::part(array, axis, range);
+    for (kind, block_bytes, weights) in [(2, 18, 32), (3, 20, 32), (8, 34, 32), (14, 210, 256)] {
+        // Several pieces for threads, each of more blocks than are read at once.
+        let (rows, blocks) = (300, 40 * 32 / weights);
+        let data: Vec<u8> = (0..rows * blocks * block_bytes).map(|i| (i * 37 % 59) as u8).collect();
+        let dims = vec![(blocks * weights) as u64, rows as u64];
+        fs::write(&path, [header(3, 32, &[], &[("x.weight", dims, kind, 0)]), data].concat())?;
+        let arrays = load_gguf(&path)?.arrays;
+        let all = ["x.weight", "x.scales", "x.biases"].map(|name| &arrays[name]);
+        let of_rows = |range: Range<i32>| all.map(|array| part(array, 0, &range));
+        let [codes, scales, biases] = of_rows(100..250);
+        let rows = [codes?, scales?, biases?];
+        let [_, _, others] = of_rows(50..200);
+        let columns = all.map(|array| array.shape()[1] / 2).map(|half| half..2 * half);
+        let [codes, scales, biases] = [0, 1, 2].map(|i| part(all[i], 1, &columns[i]));
+        let columns = [codes?, scales?, biases?];
+        let mixed = [rows[0].clone(), others?, rows[2].clone()];
+        for waiting in [all, rows.each_ref(), columns.each_ref(), mixed.each_ref()] {
+            let mut block = Block::with_room_for(Block::bytes_of(waiting))?.expect("room");
+            let placed = block.place(&waiting)?;
+            // `place` leaves the arrays themselves unread, so this reads each of them alone.
+            for (placed, array) in placed.iter().zip(waiting) {
+                assert_same(placed, array, &format!("type {kind}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file is truncated after its header was checked.
+#[test]
+fn blocks_of_a_file_that_becomes_shorter_are_refused() -> Checked {
+    let dir = TempDir::new()?;
+    let path = dir.path().join("shorter.gguf");
+    let whole =
+        [header(3, 32, &[], &[("x.weight", vec![32, 64], 8, 0)]), vec![0; 64 * 34]].concat();
+    fs::write(&path, &whole)?;
+    let arrays = load_gguf(&path)?.arrays;
+    fs::File::options().write(true).open(&path)?.set_len(whole.len() as u64 - 1)?;
+    let parts = ["x.weight", "x.scales", "x.biases"].map(|name| &arrays[name]);
+    let mut block = Block::with_room_for(Block::bytes_of(parts))?.expect("room");
+    let text = message(block.place(&parts));
+    assert!(text.contains("shorter.gguf") && text.contains("x.weight"), "{text}");
     Ok(())
 }

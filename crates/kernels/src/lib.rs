@@ -175,19 +175,15 @@ pub unsafe fn parallel_copy(from: *const u8, to: *mut u8, bytes: usize) {
     });
 }
 
-/// Splits `bytes` into parts, and calls `body` with the offset of each part and the part, on the
-/// threads of the kernels' pool. The lengths of all parts except the last are multiples of `unit`.
-pub fn for_each_part(bytes: &mut [u8], unit: usize, body: impl Fn(usize, &mut [u8]) + Sync) {
-    const PART: usize = 1 << 20;
-    let most = (PART / unit.max(1)).max(1) * unit.max(1);
-    let (count, start) = (bytes.len(), Shared(bytes.as_mut_ptr()));
-    Pool::current().for_each(count.div_ceil(most), most, &|parts| {
-        for part in parts {
-            let begin = part * most;
-            let length = most.min(count - begin);
-            // SAFETY: the parts are disjoint and within `bytes`, which is borrowed until all calls
+/// Calls `body` with the index of each item and the item, on the threads of the kernels' pool. An
+/// item takes about `work` tenths of a nanosecond.
+pub fn for_each_item<T: Send>(items: &mut [T], work: usize, body: impl Fn(usize, &mut T) + Sync) {
+    let start = Shared(items.as_mut_ptr());
+    Pool::current().for_each(items.len(), work, &|range| {
+        for index in range {
+            // SAFETY: the ranges are disjoint and within `items`, which is borrowed until all calls
             // end.
-            body(begin, unsafe { std::slice::from_raw_parts_mut(start.get().add(begin), length) });
+            body(index, unsafe { &mut *start.get().add(index) });
         }
     });
 }

@@ -3,6 +3,7 @@ use mlx_primitives::support::{Block, gated_linear};
 use mlx_primitives::{Array, Result, concatenate};
 
 use super::linear::{Linear, Module, Norm};
+use super::matrix;
 use crate::base::{Activation, Config, Heads, RopeFrequencies, Weights};
 use crate::cache::{AttentionInputs, AttentionMask, LayerCache, join_heads};
 
@@ -231,10 +232,10 @@ impl DecoderLayer {
         }
         let Some(block) = block else { return Ok(()) };
         if let Some(rows) = &mut self.qkv_rows {
-            *rows = block.place(rows)?;
+            *rows = block.place(&[&*rows])?.remove(0);
         }
         for part in self.projections.iter_mut().skip(apart) {
-            part.matrix = part.matrix.map_arrays(|array| block.place(array))?;
+            part.matrix = matrix::placed_in(block, &part.matrix)?;
         }
         self.view_joined()
     }

@@ -61,9 +61,15 @@ pub(crate) fn load(
 /// itself.
 pub(super) fn placed(matrix: &LinearWeight) -> Result<LinearWeight> {
     match Block::with_room_for(Block::bytes_of(matrix.arrays()))? {
-        Some(mut block) => matrix.map_arrays(|array| block.place(array)),
+        Some(mut block) => placed_in(&mut block, matrix),
         None => Ok(matrix.clone()),
     }
+}
+
+/// Copies the matrix into the block.
+pub(super) fn placed_in(block: &mut Block, matrix: &LinearWeight) -> Result<LinearWeight> {
+    let mut placed = block.place(&matrix.arrays().collect::<Vec<_>>())?.into_iter();
+    matrix.map_arrays(|array| Ok(placed.next().unwrap_or_else(|| array.clone())))
 }
 
 /// Packs the matrix if it is not packed yet and its rows have a length that the format allows
