@@ -21,7 +21,7 @@ bool is_waiting(const mx::array& a) noexcept {
 rust::Box<Stored> stored_of(const mx::array& waiting) {
   auto* read = reader(waiting);
   if (!read) {
-    refuse("stored", "expected an array that was not read from its file yet");
+    refuse("stored", "expected an array that has not been read from its file yet");
   }
   return (*read->from())->copy();
 }

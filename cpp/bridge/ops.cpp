@@ -1,5 +1,7 @@
 #include "bridge/ops.h"
 
+#include <stdexcept>
+
 #include "mlx-primitives/src/ffi/ops.rs.h"
 #include "ops/activation.h"
 #include "ops/attention.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 
 #include "../../metal/reduce.h"
 #include "runtime/kernels.h"

@@ -242,9 +242,9 @@ class CpuPrimitive : public ComposedPrimitive {
 /** A streamable part of an error's text. Its value must outlive it. */
 class Part {
  public:
-  Part(const char* text) : value_(text), write_(write_text) {}
+  explicit Part(const char* text) : value_(text), write_(write_text) {}
   template <typename T>
-  Part(const T& value) : value_(&value), write_(write_value<T>) {}
+  explicit Part(const T& value) : value_(&value), write_(write_value<T>) {}
 
   void write(std::ostream& to) const {
     write_(to, value_);

@@ -62,7 +62,7 @@ impl Block {
     ///
     /// Returns an error if an array cannot be evaluated, or if MLX copies instead of making a view.
     pub fn place(&mut self, arrays: &[&Array]) -> Result<Vec<Array>> {
-        let (mut placed, mut waiting, mut rooms) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut placed, mut waiting, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for array in arrays {
             let (bytes, offset) = (array.nbytes(), self.used);
             let end = offset + bytes;
@@ -72,9 +72,8 @@ impl Block {
             }
             let to = std::ptr::with_exposed_provenance_mut(self.start + offset);
             if io::is_waiting(array.raw()) {
-                // SAFETY: the block's memory from `offset` to `end` belongs to no array yet.
-                rooms.push(unsafe { std::slice::from_raw_parts_mut(to, bytes) });
                 waiting.push(io::stored_of(array.raw())?);
+                places.push((to, bytes));
             } else {
                 let array = array.contiguous()?;
                 let from = std::ptr::with_exposed_provenance(array.address()?);
@@ -90,7 +89,14 @@ impl Block {
             }
             placed.push(view);
         }
-        Stored::read_all(&waiting.iter().map(Box::as_ref).collect::<Vec<_>>(), &mut rooms)?;
+        let waiting: Vec<&Stored> = waiting.iter().map(Box::as_ref).collect();
+        // SAFETY: the places are apart and within the block. Their views were just made, and nobody
+        // has read their elements yet.
+        let mut places: Vec<&mut [u8]> = places
+            .into_iter()
+            .map(|(to, bytes)| unsafe { std::slice::from_raw_parts_mut(to, bytes) })
+            .collect();
+        Stored::read_all(&waiting, &mut places)?;
         Ok(placed)
     }
 }

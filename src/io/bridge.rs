@@ -20,9 +20,9 @@ pub(crate) mod ffi {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
-        /// Whether the array is one that [`stored`] made and that was not read from its file yet.
+        /// Whether the array is one that [`stored`] made and that has not been read from its file yet.
         fn is_waiting(array: &MlxArray) -> bool;
-        /// The elements of an array that was not read from its file yet.
+        /// The elements of an array that has not been read from its file yet.
         fn stored_of(waiting: &MlxArray) -> Result<Box<Stored>>;
         /// Elements `start` to `end` of an axis of an array. If the array is contiguous in its file
         /// and not yet read, and the range begins and ends at block bounds, only they are read.

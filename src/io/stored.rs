@@ -139,9 +139,10 @@ impl Stored {
 
     /// Fills each of `bytes` with the elements of one of the arrays. If the arrays are parts of the
     /// same blocks, such as codes and scales, every block is read only once.
-    pub fn read_all(arrays: &[&Self], bytes: &mut [&mut [u8]]) -> Result<()> {
+    pub(super) fn read_all(arrays: &[&Self], bytes: &mut [&mut [u8]]) -> Result<()> {
         let ([first, ..], [filled, ..]) = (arrays, &*bytes) else { return Ok(()) };
         let count = filled.len() / first.unit();
+        let total: usize = bytes.iter().map(|bytes| bytes.len()).sum();
         let mut parts = Vec::new();
         for (other, bytes) in arrays.iter().zip(&*bytes) {
             parts.extend(first.part_of_blocks(other, bytes.len(), count));
@@ -161,7 +162,7 @@ impl Stored {
             }
         }
         let failure = Mutex::new(None);
-        cpu::for_each_item(&mut pieces, PIECE, |index, outs| {
+        cpu::for_each_item(&mut pieces, 3 * PIECE, |index, outs| {
             let start = index * piece;
             let result = match &mut **outs {
                 [out] => first.read_part(start * first.unit(), out),
@@ -173,7 +174,7 @@ impl Stored {
         });
         let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
         let Some(reason) = failure else { return Ok(()) };
-        let text = format!("{}: expected all bytes, got fewer: {reason}", first.tensor);
+        let text = format!("{}: expected {total} bytes, got fewer: {reason}", first.tensor);
         Err(match &*first.source {
             Source::File { path, .. } => Error::file(path, text),
             Source::Bytes(_) => Error::argument("load_safetensors", text),
@@ -266,4 +267,4 @@ impl Stored {
 const FEW: usize = 512;
 
 /// The number of bytes that one thread reads before it takes the next piece.
-const PIECE: usize = 1 << 18;
+const PIECE: usize = 1 << 16;

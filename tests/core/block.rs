@@ -4,8 +4,8 @@ use std::fs;
 use std::ops::Range;
 
 use mlx_primitives::internals::{Block, LINE};
-use mlx_primitives::io::load_gguf;
 use mlx_primitives::io::stored::Stored;
+use mlx_primitives::io::{KQuants, gguf_tensors, load_gguf};
 use mlx_primitives::memory::LARGE_PAGE;
 use mlx_primitives::{Array, Dtype, Result};
 use tempfile::TempDir;
@@ -90,29 +90,44 @@ fn large_blocks_begin_with_a_large_page() -> Checked {
 fn parts_of_packed_weights_are_read_in_place() -> Checked {
     let dir = TempDir::new()?;
     let path = dir.path().join("blocks.gguf");
-    let part = |array: &Array, axis, range: &Range<i32>| Stored::part(array, axis, range);
-    for (kind, block_bytes, weights) in [(2, 18, 32), (3, 20, 32), (8, 34, 32), (14, 210, 256)] {
-        // Several pieces for threads, each of more blocks than are read at once.
-        let (rows, blocks) = (300, 40 * 32 / weights);
+    for (kind, block_bytes, weights, k_quants) in [
+        (2, 18, 32, KQuants::Affine),
+        (3, 20, 32, KQuants::Affine),
+        (8, 34, 32, KQuants::Affine),
+        (14, 210, 256, KQuants::Affine),
+        (12, 144, 256, KQuants::Own),
+    ] {
+        // A part of the rows has several pieces for threads, of more blocks than are read at once.
+        let (rows, blocks) = (600, 48 * 32 / weights);
         let data: Vec<u8> = (0..rows * blocks * block_bytes).map(|i| (i * 37 % 59) as u8).collect();
         let dims = vec![(blocks * weights) as u64, rows as u64];
         fs::write(&path, [header(3, 32, &[], &[("x.weight", dims, kind, 0)]), data].concat())?;
-        let arrays = load_gguf(&path)?.arrays;
-        let all = ["x.weight", "x.scales", "x.biases"].map(|name| &arrays[name]);
-        let of_rows = |range: Range<i32>| all.map(|array| part(array, 0, &range));
-        let [codes, scales, biases] = of_rows(100..250);
-        let rows = [codes?, scales?, biases?];
-        let [_, _, others] = of_rows(50..200);
-        let columns = all.map(|array| array.shape()[1] / 2).map(|half| half..2 * half);
-        let [codes, scales, biases] = [0, 1, 2].map(|i| part(all[i], 1, &columns[i]));
-        let columns = [codes?, scales?, biases?];
-        let mixed = [rows[0].clone(), others?, rows[2].clone()];
-        for waiting in [all, rows.each_ref(), columns.each_ref(), mixed.each_ref()] {
-            let mut block = Block::with_room_for(Block::bytes_of(waiting))?.expect("room");
-            let placed = block.place(&waiting)?;
+        let arrays = gguf_tensors(&path, k_quants)?.arrays;
+        let names = ["x.weight", "x.scales", "x.biases"];
+        let all: Vec<&Array> = names.iter().filter_map(|name| arrays.get(*name)).collect();
+        let rows = |range: Range<i32>| -> Result<Vec<Array>> {
+            all.iter().map(|array| Stored::part(array, 0, &range)).collect()
+        };
+        let columns = all.iter().map(|array| {
+            let half = array.shape()[1] / 2;
+            Stored::part(array, 1, &(half..2 * half))
+        });
+        let mut mixed = rows(50..500)?;
+        mixed[1] = rows(100..550)?.swap_remove(1);
+        let cases = [mixed, rows(100..550)?, columns.collect::<Result<_>>()?];
+        for waiting in cases.iter().map(|case| case.iter().collect()).chain([all.clone()]) {
+            let waiting: Vec<&Array> = waiting;
+            let mut block = Block::with_room_for(Block::bytes_of(waiting.iter().copied()))?;
+            let placed = block.as_mut().expect("room").place(&waiting)?;
             // `place` leaves the arrays themselves unread, so this reads each of them alone.
             for (placed, array) in placed.iter().zip(waiting) {
-                assert_same(placed, array, &format!("type {kind}"))?;
+                let what = format!("type {kind}, {:?}", array.shape());
+                match array.dtype() {
+                    Dtype::Uint32 => {
+                        assert_eq!(placed.to_vec::<u32>()?, array.to_vec::<u32>()?, "{what}");
+                    }
+                    _ => assert_same(placed, array, &what)?,
+                }
             }
         }
     }

@@ -66,7 +66,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
         let (mut sums, mut biases) =
             (Lines::<{ LANES * PITCH }>::uninit(), Lines::<{ LANES * PITCH }>::uninit());
         let (sums, biases) = (sums.as_mut_ptr(), biases.as_mut_ptr());
-        let mut of_groups = Lines::<{ LANES * LANES }>::uninit();
+        let mut of_groups = Lines::<{ LANES * LANES + LANES }>::uninit();
         let of_groups = of_groups.as_mut_ptr();
         let mut of_lanes = Lines::<{ LANES * LANES }>::uninit();
         let of_lanes = of_lanes.as_mut_ptr();

@@ -68,7 +68,7 @@ impl<F: Format> Dots for Decode<F> {
     unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> V {
         let mut sums = [V::splat(0.0); LANES];
         let mut column = 0;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's contract; rows in pairs have a multiple of sixteen groups.
         unsafe {
             if const { V::IN_PLACE && F::AFFINE && matches!(F::BITS, 4 | 8) }
                 && first.axis >= LONG
@@ -89,17 +89,18 @@ impl<F: Format> Dots for Decode<F> {
     }
 }
 
-/// Rows of at least this many weights are multiplied two at a time, so that two weights share each
-/// load of x. A Zen 3 has a first-level cache of 32 KB, and two rows of 8192 weights of four bits
-/// took 0.8 of the time there. Rows of 2048 weights were slower in pairs.
+/// With AVX2, rows of at least this many weights of four or eight bits are multiplied two at a time,
+/// so that two weights share each load of x. On a Zen 3, whose first-level cache of 32 KB has no
+/// room for an x of 8192 floats and weights, such rows took 0.8 of the time. Rows of 4096 weights
+/// took as long (4 bits) or 0.9 of the time (8 bits) in pairs, and rows of 2048 took longer.
 const LONG: usize = 4096;
 
 impl<F: Format> Decode<F> {
     /// Multiplies `R` consecutive rows of weights, one or two, with row `m` of x.
     ///
     /// # Safety
-    /// The contract of [`Dots::dot`] holds for each of the rows. The number of groups of two rows
-    /// is a multiple of sixteen.
+    /// The contract of [`Dots::dot`] holds for each of the rows. If `R` is two, each row has a
+    /// multiple of sixteen groups.
     #[inline(always)]
     unsafe fn rows<V: F32x16, const R: usize>(first: Operands, m: usize) -> [V; R] {
         let Operands { prepared, step, .. } = first;
@@ -118,7 +119,7 @@ impl<F: Format> Decode<F> {
         // Compute these addresses once here, since the compiler does not move the computation
         // across a prefetch.
         let (mut x, of_x) = (prepared.row::<f32>(m), prepared.sums(m));
-        let mut in_memory = [[0.0; LANES]; R];
+        let mut in_memory = [[0.0; 2 * LANES]; R];
         let mut scales = [V::splat(0.0); R];
         let mut sums = [V::splat(0.0); R];
         let mut biases = [V::splat(0.0); R];

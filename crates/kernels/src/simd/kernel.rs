@@ -191,9 +191,9 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     fn nibble_pairs(words: Self::Int) -> [Self::Int; 4] {
         dots::nibble_pairs::<Self>(words)
     }
-    /// Lane i is `from[i >> shift]`.
+    /// Lane i is `from[i >> shift]`; `shift` is at least 1.
     /// # Safety
-    /// `from[0]` to `from[15 >> shift]` are readable.
+    /// `from[0]` to `from[7]` are readable.
     #[inline(always)]
     unsafe fn load_each(from: *const f32, shift: u32) -> Self {
         // SAFETY: the caller upholds the contract.

@@ -2,7 +2,7 @@
 
 use mlx_primitives::ops::{LinearWeight, QuantizedMode, QuantizedWeight};
 use mlx_primitives::support::Block;
-use mlx_primitives::{Dtype, Result};
+use mlx_primitives::{Dtype, Error, Result};
 
 use crate::base::{Config, Quantization, Weights};
 
@@ -69,7 +69,9 @@ pub(super) fn placed(matrix: &LinearWeight) -> Result<LinearWeight> {
 /// Copies the matrix into the block.
 pub(super) fn placed_in(block: &mut Block, matrix: &LinearWeight) -> Result<LinearWeight> {
     let mut placed = block.place(&matrix.arrays().collect::<Vec<_>>())?.into_iter();
-    matrix.map_arrays(|array| Ok(placed.next().unwrap_or_else(|| array.clone())))
+    matrix.map_arrays(|_| {
+        placed.next().ok_or_else(|| Error::argument("block", "a place for each array"))
+    })
 }
 
 /// Packs the matrix if it is not packed yet and its rows have a length that the format allows

@@ -63,34 +63,24 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
     }
 }
 
-/// Lane i is `from[i >> shift]`. Called only on machines with AVX2, from functions that enable it.
+/// Lane i is `from[i >> shift]`; `shift` is at least 1. Called only on machines with AVX2, from
+/// functions that enable it.
 ///
 /// # Safety
-/// `from[0]` to `from[15 >> shift]` are readable.
+/// `from[0]` to `from[7]` are readable.
 #[inline(always)]
 pub unsafe fn each<const DOTS: bool>(from: *const f32, shift: u32) -> Avx2<DOTS> {
     // SAFETY: the caller upholds the contract.
     unsafe {
-        match shift {
-            0 => Avx2(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))),
-            1 => {
-                let all = _mm256_loadu_ps(from);
-                let low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-                let high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
-                Avx2(_mm256_permutevar8x32_ps(all, low), _mm256_permutevar8x32_ps(all, high))
-            }
-            2 => {
-                let four = _mm_loadu_ps(from);
-                let all = _mm256_set_m128(four, four);
-                let low = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-                let high = _mm256_setr_epi32(2, 2, 2, 2, 3, 3, 3, 3);
-                Avx2(_mm256_permutevar_ps(all, low), _mm256_permutevar_ps(all, high))
-            }
-            3 => Avx2(_mm256_broadcast_ss(&*from), _mm256_broadcast_ss(&*from.add(1))),
-            _ => {
-                let all = _mm256_broadcast_ss(&*from);
-                Avx2(all, all)
-            }
-        }
+        // The compiler replaces permutations by constants by slower ones.
+        let count = _mm_cvtsi32_si128(shift as i32);
+        let low = _mm256_srl_epi32(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), count);
+        let high = _mm256_srl_epi32(_mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15), count);
+        // A permutation selects among four numbers by the two lowest bits of an index.
+        let second = from.add((8 >> shift) & !3);
+        Avx2(
+            _mm256_permutevar_ps(_mm256_broadcast_ps(&*from.cast()), low),
+            _mm256_permutevar_ps(_mm256_broadcast_ps(&*second.cast()), high),
+        )
     }
 }
