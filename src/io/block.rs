@@ -90,13 +90,13 @@ impl Block {
             placed.push(view);
         }
         let waiting: Vec<&Stored> = waiting.iter().map(Box::as_ref).collect();
-        // SAFETY: the places are apart and within the block. Their views were just made, and nobody
-        // has read their elements yet.
-        let mut places: Vec<&mut [u8]> = places
-            .into_iter()
-            .map(|(to, bytes)| unsafe { std::slice::from_raw_parts_mut(to, bytes) })
-            .collect();
-        Stored::read_all(&waiting, &mut places)?;
+        let mut rooms = Vec::new();
+        for (to, bytes) in places {
+            // SAFETY: the places are apart and within the block. Their views were just made, and
+            // nobody has read their elements yet.
+            rooms.push(unsafe { std::slice::from_raw_parts_mut(to, bytes) });
+        }
+        Stored::read_all(&waiting, &mut rooms)?;
         Ok(placed)
     }
 }

@@ -20,7 +20,7 @@ pub(crate) mod ffi {
 
         /// A lazy array whose elements `from` reads.
         fn stored(from: Box<Stored>, shape: &[i32], dtype: Dtype) -> Result<UniquePtr<MlxArray>>;
-        /// Whether the array is one that [`stored`] made and that has not been read from its file yet.
+        /// Whether the array has not been read from its file yet.
         fn is_waiting(array: &MlxArray) -> bool;
         /// The elements of an array that has not been read from its file yet.
         fn stored_of(waiting: &MlxArray) -> Result<Box<Stored>>;
