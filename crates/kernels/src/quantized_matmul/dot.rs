@@ -89,10 +89,11 @@ impl<F: Format> Dots for Decode<F> {
     }
 }
 
-/// With AVX2, rows of at least this many weights of four or eight bits are multiplied two at a time,
-/// so that two weights share each load of x. On a Zen 3, whose first-level cache of 32 KB has no
-/// room for an x of 8192 floats and weights, such rows took 0.8 of the time. Rows of 4096 weights
-/// took as long (4 bits) or 0.9 of the time (8 bits) in pairs, and rows of 2048 took longer.
+/// With AVX2, rows of at least this many weights of four or eight bits are multiplied two at a
+/// time, so that two weights share each load of x. On a Zen 3, whose first-level cache of 32 KB has
+/// no room for an x of 8192 floats and weights, such rows took 0.8 of the time. Rows of 4096
+/// weights took as long (4 bits) or 0.96 of the time (8 bits) in pairs, and rows of 2048 took
+/// longer.
 const LONG: usize = 4096;
 
 impl<F: Format> Decode<F> {
