@@ -48,18 +48,20 @@ pub unsafe fn halves(from: *const u16, count: usize) -> (__m128i, __m128i) {
             let order = _mm_loadu_si128(SHIFTED.as_ptr().add(2 * (16 - count)).cast());
             return (_mm_loadu_si128(from.cast()), _mm_shuffle_epi8(last, order));
         }
-        let mut first = [0u64; 2];
+        let (mut low, mut high) = (0, 0);
         if count >= 4 {
             let last = from.add(count - 4).cast::<u64>().read_unaligned();
-            first[0] = from.cast::<u64>().read_unaligned();
+            low = from.cast::<u64>().read_unaligned();
             // Two shifts of half the size, because a single shift by 64 bits would overflow.
-            first[1] = last >> (8 * (8 - count)) >> (8 * (8 - count));
-        } else {
-            for at in 0..count {
-                first[0] |= u64::from(*from.add(at)) << (16 * at);
-            }
+            high = last >> (8 * (8 - count)) >> (8 * (8 - count));
+        } else if count >= 2 {
+            // Of three values, the second one is in both pairs, at the same place.
+            let last = u64::from(from.add(count - 2).cast::<u32>().read_unaligned());
+            low = u64::from(from.cast::<u32>().read_unaligned()) | last << (16 * (count - 2));
+        } else if count == 1 {
+            low = u64::from(*from);
         }
-        (_mm_loadu_si128(first.as_ptr().cast()), _mm_setzero_si128())
+        (_mm_set_epi64x(high as i64, low as i64), _mm_setzero_si128())
     }
 }
 
