@@ -106,10 +106,13 @@ unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     // A band is a group of rows of x whose cache lines alternate in memory. Portable code
     // (`Level::Scalar`) multiplies one row at a time, so it uses no bands. Products of bf16 pairs
     // (`half`) use no bands if there are at most four rows, which share each row of weights while
-    // it is decoded in registers, or if four rows fit in the first-level cache.
+    // it is decoded in registers, or if four rows fit in the first-level cache. With AVX2, sixteen
+    // rows of weights are multiplied with one row of x after the other if there are two: on a Zen
+    // 3, this takes 0.7 to 0.85 of the time with weights of four and eight bits.
     let small = matches!(machine.level, Level::Scalar | Level::ScalarTiles);
     let near = call.rows <= 4 || call.axis <= 2048;
-    let band = if small || half && near { 1 } else { BAND };
+    let two = machine.level.is_avx2() && call.rows <= 2;
+    let band = if small || two || half && near { 1 } else { BAND };
     let order = if half {
         // With lanes of sixteen bits, there are twice as many lanes, each with half the weights.
         Order { lanes: 2 * LANES, per_lane: F::PER_LANE / 2, half, bits: 0, band }

@@ -131,6 +131,14 @@ impl Level {
         }
     }
 
+    /// Whether vectors have eight floats, and packed numbers are converted where they lie in a word.
+    pub fn is_avx2(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return matches!(self, Level::Avx2 | Level::Avx2Vnni);
+        #[cfg(not(target_arch = "x86_64"))]
+        return false;
+    }
+
     /// The levels that this machine can run, except `ScalarTiles`, the best first.
     pub fn available() -> impl Iterator<Item = Level> {
         Self::ALL.iter().copied().filter(|level| level.supported())
