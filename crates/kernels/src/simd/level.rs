@@ -131,7 +131,7 @@ impl Level {
         }
     }
 
-    /// Whether vectors have eight floats, and packed numbers are converted where they lie in a word.
+    /// Whether vectors have eight floats, on x86-64.
     pub fn is_avx2(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         return matches!(self, Level::Avx2 | Level::Avx2Vnni);
