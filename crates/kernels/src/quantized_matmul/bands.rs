@@ -66,7 +66,8 @@ impl<D: Chunks> Kernel for Block<'_, D> {
         let (mut sums, mut biases) =
             (Lines::<{ LANES * PITCH }>::uninit(), Lines::<{ LANES * PITCH }>::uninit());
         let (sums, biases) = (sums.as_mut_ptr(), biases.as_mut_ptr());
-        let mut of_groups = Lines::<{ LANES * LANES + LANES }>::uninit();
+        // The last row is only for `load_each`, which reads eight scales from any group on.
+        let mut of_groups = Lines::<{ (LANES + 1) * LANES }>::uninit();
         let of_groups = of_groups.as_mut_ptr();
         let mut of_lanes = Lines::<{ LANES * LANES }>::uninit();
         let of_lanes = of_lanes.as_mut_ptr();
@@ -78,6 +79,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
         let (mut packed, mut x) = (operands.packed, operands.prepared.row::<f32>(band.start));
         // SAFETY: the caller's contract; there is room for sixteen rows of weights.
         unsafe {
+            of_groups.write_bytes(0, (LANES + 1) * LANES);
             for column in 0..LANES {
                 sums.add(column * PITCH).write_bytes(0, rows * LANES);
                 biases.add(column * PITCH).write_bytes(0, rows * LANES);

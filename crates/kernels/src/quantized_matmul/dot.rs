@@ -120,6 +120,7 @@ impl<F: Format> Decode<F> {
         // Compute these addresses once here, since the compiler does not move the computation
         // across a prefetch.
         let (mut x, of_x) = (prepared.row::<f32>(m), prepared.sums(m));
+        // `load_each` reads eight scales from any group on.
         let mut in_memory = [[0.0; 2 * LANES]; R];
         let mut scales = [V::splat(0.0); R];
         let mut sums = [V::splat(0.0); R];

@@ -80,9 +80,10 @@ pub unsafe fn each<const DOTS: bool>(from: *const f32, shift: u32) -> Avx2<DOTS>
         let high = _mm256_srl_epi32(_mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15), count);
         // A permutation selects among four numbers by the two lowest bits of an index.
         let second = from.add((8 >> shift) & !3);
+        let (from, second) = (_mm_loadu_ps(from), _mm_loadu_ps(second));
         Avx2(
-            _mm256_permutevar_ps(_mm256_broadcast_ps(&*from.cast()), low),
-            _mm256_permutevar_ps(_mm256_broadcast_ps(&*second.cast()), high),
+            _mm256_permutevar_ps(_mm256_set_m128(from, from), low),
+            _mm256_permutevar_ps(_mm256_set_m128(second, second), high),
         )
     }
 }
