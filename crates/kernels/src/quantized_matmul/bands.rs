@@ -1,11 +1,9 @@
 //! Products of packed weights with several rows of x. A band is a few rows of x that are multiplied
 //! together, and a chunk is sixteen lanes of packed weights. The kernel decodes the weights of a
-//! chunk in registers, once for a few rows of a band ([`chunk`]), or into a buffer, once for all
-//! rows ([`decoded`]). Meanwhile the part of x for this chunk is in the level-one cache. Every
-//! product is added up in the order of [`Dots::dot`].
+//! chunk in registers, once for a few rows of a band ([`chunk`]). Meanwhile the part of x for this
+//! chunk is in the level-one cache. Every product is added up in the order of [`Dots::dot`].
 
 mod chunk;
-mod decoded;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,9 +11,9 @@ use std::ops::Range;
 use super::format::Format;
 use super::operands::Operands;
 use crate::linear::together::PITCH;
-use crate::simd::{F32x16, Kernel, LANES, Lines, Register, prefetch, prefetch_far};
+use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch, prefetch_far};
 pub(super) use chunk::Chunks;
-use chunk::{Chunk, Part, most};
+use chunk::{Chunk, TOGETHER};
 
 /// Returns the group of each of the sixteen lanes of a chunk, counted from the first group of the
 /// chunk. A group has `2^shift` lanes.
@@ -71,18 +69,20 @@ impl<D: Chunks> Kernel for Block<'_, D> {
         let of_groups = of_groups.as_mut_ptr();
         let mut of_lanes = Lines::<{ LANES * LANES }>::uninit();
         let of_lanes = of_lanes.as_mut_ptr();
+        const { assert!(D::Format::CHUNK_BYTES <= LANES * size_of::<f32>()) };
+        let mut filled_up = Lines::<{ LANES * LANES }>::uninit();
+        let filled_up = filled_up.as_mut_ptr().cast::<u8>();
         let (rows, bytes) = (band.len(), D::Format::CHUNK_BYTES);
         let (groups, row_bytes) = (operands.axis / operands.group, operands.axis * D::BITS / 8);
         let shift = (operands.group / D::Format::PER_LANE).trailing_zeros();
         let lane_groups = lane_groups::<V>(shift);
         let apart = operands.prepared.apart(band.start) * LANES;
         let (mut packed, mut x) = (operands.packed, operands.prepared.row::<f32>(band.start));
-        // SAFETY: the caller's contract; there is room for sixteen rows of weights.
+        // SAFETY: the caller's contract; there is room for sixteen rows of weights and their chunks.
         unsafe {
             of_groups.write_bytes(0, (LANES + 1) * LANES);
             for column in 0..LANES {
                 sums.add(column * PITCH).write_bytes(0, rows * LANES);
-                biases.add(column * PITCH).write_bytes(0, rows * LANES);
             }
             for at in (0..groups).step_by(LANES) {
                 let here = LANES.min(groups - at);
@@ -97,32 +97,44 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                         for (i, m) in band.clone().enumerate() {
                             let to = biases.add(column * PITCH + i * LANES);
                             let of_x = V::load(operands.prepared.sums(m).add(at));
-                            bias.mul_add(of_x, V::load(to)).store(to);
+                            let before = if at == 0 { V::splat(0.0) } else { V::load(to) };
+                            bias.mul_add(of_x, before).store(to);
                         }
                     }
                 }
                 let lanes = here << shift;
                 for lane in (0..lanes).step_by(LANES) {
                     let place = V::add_int(lane_groups, V::splat_int((lane >> shift) as i32));
-                    for column in 0..count.next_multiple_of(decoded::COLUMNS) {
-                        let row = column.min(count - 1);
-                        let scales = of_groups.add(row * LANES);
+                    for column in 0..count.next_multiple_of(TOGETHER) {
+                        let scales = of_groups.add(column * LANES);
                         let scales = if V::IN_PLACE {
                             V::load_each(scales.add(lane >> shift), shift)
                         } else {
                             V::load(scales).permute(place)
                         };
                         scales.store(of_lanes.add(column * LANES));
+                    }
+                    for column in 0..count {
                         // Prefetch the next chunk of this row, and the same chunk of a row in the
                         // next block.
-                        let from = packed.wrapping_add(row * row_bytes);
+                        let from = packed.wrapping_add(column * row_bytes);
                         prefetch(from.wrapping_add(bytes), bytes);
                         prefetch_far(from.wrapping_add(LANES * row_bytes), bytes);
                     }
-                    let chunk = Chunk::<D> {
-                        packed,
-                        row_bytes,
-                        lanes: LANES.min(lanes - lane),
+                    let (mut packed_here, mut row_bytes_here) = (packed, row_bytes);
+                    if lanes - lane < LANES {
+                        // Fill up the last chunk of each row with zeros.
+                        let there = (lanes - lane) * bytes / LANES;
+                        filled_up.write_bytes(0, LANES * bytes);
+                        for column in 0..count {
+                            let from = packed.wrapping_add(column * row_bytes);
+                            filled_up.add(column * bytes).copy_from_nonoverlapping(from, there);
+                        }
+                        (packed_here, row_bytes_here) = (filled_up, bytes);
+                    }
+                    V::part(Chunk::<D> {
+                        packed: packed_here,
+                        row_bytes: row_bytes_here,
                         count,
                         x,
                         apart,
@@ -130,12 +142,7 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                         sums,
                         scales: of_lanes,
                         dots: PhantomData,
-                    };
-                    if const { Part::<V, D>::DECODES_ONCE } && rows > 2 * most::<V, D>() {
-                        V::part(decoded::Decoded(chunk));
-                    } else {
-                        V::part(chunk);
-                    }
+                    });
                     packed = packed.wrapping_add(bytes);
                     x = x.wrapping_add(D::VECTORS * apart);
                 }
@@ -144,7 +151,9 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                 let mut all = [V::splat(0.0); LANES];
                 for (column, all) in all.iter_mut().enumerate().take(count) {
                     let at = column * PITCH + row * LANES;
-                    *all = V::load(sums.add(at)) + V::load(biases.add(at));
+                    let zero = V::splat(0.0);
+                    let bias = if D::Format::AFFINE { V::load(biases.add(at)) } else { zero };
+                    *all = V::load(sums.add(at)) + bias;
                 }
                 V::reduce_add_each(all).store(to.add(row).cast());
             }

@@ -19,10 +19,6 @@ pub trait Register: Copy + 'static {
     /// The number of rows of x that fit in the registers, with two accumulators for each row,
     /// beside weights that are being decoded.
     const DECODED_ROWS: usize;
-    /// If true, a kernel that multiplies more rows of x together than two tiles have, of
-    /// [`DECODED_ROWS`](Self::DECODED_ROWS) rows each, decodes weights once into memory. Otherwise
-    /// it decodes the weights again for each tile.
-    const DECODES_ONCE: bool = false;
     fn zero() -> Self;
     /// # Safety
     /// `from` is readable for `LANES` floats; no alignment is needed.

@@ -39,7 +39,6 @@ impl Register for __m256 {
     const LANES: usize = 8;
     const ROWS: usize = 3;
     const DECODED_ROWS: usize = 4;
-    const DECODES_ONCE: bool = true;
     #[inline(always)]
     fn zero() -> Self {
         // SAFETY: this function and the ones below are used only on a machine with AVX2.

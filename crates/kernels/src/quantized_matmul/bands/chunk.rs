@@ -10,7 +10,7 @@ use crate::linear::together::PITCH;
 use crate::simd::{F32x16, Kernel, LANES, Register};
 
 /// The number of rows of weights that share the loads of x.
-const TOGETHER: usize = 2;
+pub const TOGETHER: usize = 2;
 
 /// Weights that are decoded one chunk at a time.
 pub trait Chunks: Dots {
@@ -35,78 +35,77 @@ pub trait Chunks: Dots {
     fn rest<V: F32x16>(lanes: V::Int) -> V::Int;
 }
 
-/// Adds the products of a chunk of `count` rows of weights with `rows` rows of x.
+/// Adds the products of a full chunk of `count` rows of weights with `rows` rows of x.
 pub struct Chunk<D> {
     pub packed: *const u8,
+    /// The number of bytes from the chunk of one row of weights to the chunk of the next row.
     pub row_bytes: usize,
-    /// The number of lanes of the chunk that have weights.
-    pub lanes: usize,
     pub count: usize,
     /// Vectors of x: the first vector of every row, then, `apart` floats after it, the second
     /// vector of every row, and so on.
     pub x: *const f32,
     pub apart: usize,
     pub rows: usize,
-    /// For each row of weights, [`PITCH`] floats, which hold one vector for each row of x.
+    /// For each row of weights, and up to a multiple of [`TOGETHER`], [`PITCH`] floats, which hold
+    /// one vector for each row of x.
     pub sums: *mut f32,
-    /// One vector for each row of weights.
+    /// One vector for each row of weights, for a multiple of [`TOGETHER`] rows.
     pub scales: *const f32,
     pub dots: PhantomData<D>,
 }
 
-/// The largest number of rows of x that share decoded weights, in one call of `Chunk::tile`.
-pub const fn most<V: F32x16, D: Chunks>() -> usize {
-    Part::<V, D>::DECODED_ROWS
-}
-
-pub type Part<V, D> = <<D as Chunks>::Arithmetic as Arithmetic>::Register<V>;
+/// A register that is a block of lanes, or a part of one.
+type Part<V, D> = <<D as Chunks>::Arithmetic as Arithmetic>::Register<V>;
 
 impl<D: Chunks> Kernel for Chunk<D> {
     const BF16: bool = false;
 
     #[inline(always)]
     unsafe fn run<V: F32x16>(self) {
-        let tiles = self.rows.div_ceil(most::<V, D>());
+        let most = Part::<V, D>::DECODED_ROWS;
+        let tiles = self.rows.div_ceil(most);
         let (least, more) = (self.rows / tiles, self.rows % tiles);
-        for column in (0..self.count).step_by(TOGETHER) {
-            let mut row = 0;
-            for tile in 0..tiles {
-                // SAFETY: the caller's contract; the last row of weights replaces rows beyond it.
-                row += unsafe {
-                    match least + usize::from(tile < more) {
-                        6 if const { most::<V, D>() >= 6 } => self.tile::<V, 6>(column, row),
-                        5 if const { most::<V, D>() >= 6 } => self.tile::<V, 5>(column, row),
-                        4 => self.tile::<V, 4>(column, row),
-                        3 => self.tile::<V, 3>(column, row),
-                        2 => self.tile::<V, 2>(column, row),
-                        _ => self.tile::<V, 1>(column, row),
-                    }
-                };
-            }
+        let mut row = 0;
+        for tile in 0..tiles {
+            // SAFETY: the caller's contract.
+            row += unsafe {
+                match least + usize::from(tile < more) {
+                    6 if const { Part::<V, D>::DECODED_ROWS >= 6 } => self.tile::<V, 6>(row),
+                    5 if const { Part::<V, D>::DECODED_ROWS >= 6 } => self.tile::<V, 5>(row),
+                    4 => self.tile::<V, 4>(row),
+                    3 => self.tile::<V, 3>(row),
+                    2 => self.tile::<V, 2>(row),
+                    _ => self.tile::<V, 1>(row),
+                }
+            };
         }
     }
 }
 
 impl<D: Chunks> Chunk<D> {
-    /// Multiplies [`TOGETHER`] rows of weights with `R` rows of x, and returns `R`.
+    /// Multiplies all rows of weights with `R` rows of x, and returns `R`. These rows of x stay in
+    /// the first-level cache. For the next rows of x, the weights are decoded again, which takes
+    /// less time than to load decoded weights from a buffer.
     #[inline(always)]
-    unsafe fn tile<V: F32x16, const R: usize>(&self, column: usize, row: usize) -> usize {
-        // SAFETY: the caller's contract.
-        unsafe {
-            self.part::<V, R, 0>(column, row);
-            if Part::<V, D>::LANES <= LANES / 2 {
-                self.part::<V, R, 1>(column, row);
-            }
-            if Part::<V, D>::LANES <= LANES / 4 {
-                self.part::<V, R, 2>(column, row);
-                self.part::<V, R, 3>(column, row);
+    unsafe fn tile<V: F32x16, const R: usize>(&self, row: usize) -> usize {
+        for column in (0..self.count).step_by(TOGETHER) {
+            // SAFETY: the caller's contract; the last row of weights replaces rows beyond it.
+            unsafe {
+                self.part::<V, R, 0>(column, row);
+                if Part::<V, D>::LANES <= LANES / 2 {
+                    self.part::<V, R, 1>(column, row);
+                }
+                if Part::<V, D>::LANES <= LANES / 4 {
+                    self.part::<V, R, 2>(column, row);
+                    self.part::<V, R, 3>(column, row);
+                }
             }
         }
         R
     }
 
-    /// Computes the products of register `P` of each vector. The compiler removes the decoding of
-    /// the other registers.
+    /// Multiplies [`TOGETHER`] rows of weights with `R` rows of x, in register `P` of each vector.
+    /// The compiler removes the decoding of the other registers.
     #[inline(always)]
     unsafe fn part<V: F32x16, const R: usize, const P: usize>(&self, column: usize, row: usize) {
         let part = P * Part::<V, D>::LANES;
@@ -117,7 +116,7 @@ impl<D: Chunks> Chunk<D> {
         unsafe {
             for (c, lanes) in lanes.iter_mut().enumerate() {
                 let below = (column + c).min(self.count - 1) * self.row_bytes;
-                *lanes = D::load::<V>(self.packed.wrapping_add(below), self.lanes);
+                *lanes = D::load::<V>(self.packed.wrapping_add(below), LANES);
             }
             for step in 0..D::STEPS {
                 let mut weights = [Part::<V, D>::zero(); TOGETHER];
@@ -135,31 +134,14 @@ impl<D: Chunks> Chunk<D> {
                     x = x.wrapping_add(self.apart);
                 }
             }
-            for (c, sums) in sums.into_iter().enumerate() {
-                self.add::<V, R>(sums, [column + c, row], part);
-            }
-        }
-    }
-
-    /// Scales the products of a chunk, and adds the results to the sums. `products` holds the
-    /// products of one row of weights with `R` rows of x.
-    ///
-    /// # Safety
-    /// The row of weights and the rows of x have scales and sums.
-    #[inline(always)]
-    pub unsafe fn add<V: F32x16, const R: usize>(
-        &self,
-        products: [Part<V, D>; R],
-        [column, row]: [usize; 2],
-        part: usize,
-    ) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let scale = Register::read(self.scales.add(column * LANES + part));
-            let to = self.sums.add(column * PITCH + row * LANES + part);
-            for (r, product) in products.into_iter().enumerate() {
-                let to = to.add(r * LANES);
-                Part::<V, D>::read(to).add_product(product, scale).write(to);
+            // Scale the products, and add the results to the sums.
+            for (c, products) in sums.into_iter().enumerate() {
+                let scale = Register::read(self.scales.add((column + c) * LANES + part));
+                let to = self.sums.add((column + c) * PITCH + row * LANES + part);
+                for (r, product) in products.into_iter().enumerate() {
+                    let to = to.add(r * LANES);
+                    Part::<V, D>::read(to).add_product(product, scale).write(to);
+                }
             }
         }
     }
