@@ -90,10 +90,9 @@ impl<D: Chunks> Kernel for Block<'_, D> {
                     let here_of = operands.below(column).scales(D::ELEMENT);
                     let here_of = here_of.after(at / LANES * operands.step);
                     operands.prefetch_scales(&here_of);
-                    let [scales, bias] = D::Format::scales::<V>(&here_of, 0, here);
+                    let [scales, bias] = operands.load_scales::<V, D::Format>(&here_of, here);
                     scales.store(of_groups.add(column * LANES));
                     if D::Format::AFFINE {
-                        let bias = bias * V::splat(operands.bias_factor);
                         for (i, m) in band.clone().enumerate() {
                             let to = biases.add(column * PITCH + i * LANES);
                             let of_x = V::load(operands.prepared.sums(m).add(at));

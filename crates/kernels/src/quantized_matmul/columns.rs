@@ -26,6 +26,8 @@ pub(super) trait Dots: Sized {
     const BANDED: bool = false;
     /// Whether the products multiply bytes.
     const BYTES: bool = false;
+    /// Whether the products read the scales of K-quants in their blocks.
+    const IN_BLOCKS: bool = false;
 
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
@@ -80,7 +82,8 @@ impl Columns<'_> {
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let (bits, affine, element) = (D::BITS, D::AFFINE, D::ELEMENT);
-        let kind = Kind { bits, affine, element, band: BAND, multiply: multiply::<V, D> };
+        let (in_blocks, multiply) = (D::IN_BLOCKS, multiply::<V, D>);
+        let kind = Kind { bits, affine, element, in_blocks, band: BAND, multiply };
         // SAFETY: the caller's contract.
         unsafe { self.run_by::<V>(kind) };
     }
@@ -126,7 +129,7 @@ impl Bands<'_> {
         let (mut sums, mut ups) = (Sums::uninit(), Sums::uninit());
         let (sums, ups) = (sums.as_mut_ptr().cast(), ups.as_mut_ptr().cast());
         let mut first = 0;
-        let blocks = Blocks::of_call(call);
+        let blocks = Blocks::of_call(call).filter(|_| !self.kind.in_blocks);
         let step = blocks.map_or(BLOCKS * LANES, |blocks| blocks.rows_at_once(call.axis));
         let mut rows = blocks.map(Rows::new);
         for (index, weights) in call.weights.iter().enumerate() {

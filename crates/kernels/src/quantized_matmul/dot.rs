@@ -10,7 +10,7 @@ use super::columns::Dots;
 use super::format::Format;
 use super::operands::{Operands, prefetch_weights};
 use crate::linear::arithmetic::InF32;
-use crate::simd::{F32x16, LANES, prefetch_far};
+use crate::simd::{F32x16, LANES};
 
 /// Decodes weights to f32 in registers.
 pub(super) struct Decode<F>(PhantomData<F>);
@@ -42,6 +42,7 @@ impl<F: Format> Dots for Decode<F> {
     const BITS: usize = F::BITS as usize;
     const AFFINE: bool = F::AFFINE;
     const BANDED: bool = true;
+    const IN_BLOCKS: bool = true;
 
     #[inline(always)]
     unsafe fn many<V: F32x16>(
@@ -70,7 +71,7 @@ impl<F: Format> Dots for Decode<F> {
         let mut column = 0;
         // SAFETY: the caller's contract; rows in pairs have a multiple of sixteen groups.
         unsafe {
-            if const { V::IN_PLACE && F::AFFINE && matches!(F::BITS, 4 | 8) }
+            if const { V::IN_PLACE && F::AFFINE && matches!(F::BITS, 4 | 6 | 8) }
                 && first.axis >= LONG
                 && first.axis.is_multiple_of(LANES * first.group)
             {
@@ -89,11 +90,11 @@ impl<F: Format> Dots for Decode<F> {
     }
 }
 
-/// With AVX2, rows of at least this many weights of four or eight bits are multiplied two at a
+/// With AVX2, rows of at least this many weights of four, six or eight bits are multiplied two at a
 /// time, so that two weights share each load of x. On a Zen 3, whose first-level cache of 32 KB has
-/// no room for an x of 8192 floats and weights, such rows took 0.8 of the time. Rows of 4096
-/// weights took as long (4 bits) or 0.96 of the time (8 bits) in pairs, and rows of 2048 took
-/// longer.
+/// no room for an x of 8192 floats and weights, such rows took 0.8 of the time (0.95 with six
+/// bits). Rows of 4096 weights took as long (4 bits) or 0.96 of the time (8 bits) in pairs, and
+/// rows of 2048 took longer.
 const LONG: usize = 4096;
 
 impl<F: Format> Decode<F> {
@@ -115,7 +116,6 @@ impl<F: Format> Decode<F> {
             let row = first.below(r);
             packed[r] = row.packed;
             of_groups[r] = row.scales(<Self as Dots>::ELEMENT);
-            prefetch_far(row.next.0, row.next.1);
         }
         // Compute these addresses once here, since the compiler does not move the computation
         // across a prefetch.
@@ -132,22 +132,19 @@ impl<F: Format> Decode<F> {
             unsafe {
                 for r in 0..R {
                     first.prefetch_scales(&of_groups[r]);
-                    let [scale, bias] = F::scales::<V>(&of_groups[r], 0, count);
+                    let [scale, bias] = first.load_scales::<V, F>(&of_groups[r], count);
                     of_groups[r] = of_groups[r].after(step);
                     scales[r] = scale;
                     if V::IN_PLACE {
                         scale.store(in_memory[r].as_mut_ptr());
                     }
                     if F::AFFINE {
-                        let bias = bias * V::splat(first.bias_factor);
                         biases[r] = bias.mul_add(V::load(of_x.add(at)), biases[r]);
                     }
                 }
                 let lanes = count << shift;
                 let mut lane = 0;
-                while const { V::IN_PLACE && R == 1 && F::PER_LANE >= 8 }
-                    && lane + 2 * LANES <= lanes
-                {
+                while const { V::IN_PLACE && R == 1 && F::BITS < 8 } && lane + 2 * LANES <= lanes {
                     for (c, chunk) in two_chunks::<V, F>(packed[0], x).into_iter().enumerate() {
                         let group = (lane + c * LANES) >> shift;
                         let scale = V::load_each(in_memory[0].as_ptr().add(group), shift);
@@ -202,7 +199,7 @@ impl<F: Format> Decode<F> {
 /// Multiplies the weights of two full chunks with a row of x, without their scales. Each
 /// multiply-add of a chunk waits for the one before. Meanwhile a Zen 3 hardly begins the next
 /// chunk, because a chunk has about a hundred instructions. With two chunks in turn, rows of 2048
-/// weights of four bits took 0.86 of the time, but rows of eight bits took longer.
+/// weights of four bits took 0.86 of the time, and of six bits 0.92. Rows of eight bits took longer.
 ///
 /// # Safety
 /// The chunks belong to the row of weights, and x covers both.

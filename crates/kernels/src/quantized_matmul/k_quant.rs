@@ -1,6 +1,8 @@
 //! The scales of K-quants. A block of 256 weights has two floats of 16 bits, and small integers for
-//! the groups of the block. The scales and biases of a few rows at a time are written out in f32,
-//! which represents them exactly. Kernels then decode the weights like weights of an affine format.
+//! the groups of the block. An f32 represents their products, the scales and biases of groups,
+//! exactly. Some kernels compute them from the blocks ([`Blocks::scales`]). For the other kernels,
+//! the scales and biases of a few rows at a time are written out ([`Rows`]). All kernels then
+//! decode the weights like weights of an affine format.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -9,13 +11,15 @@ use super::call::{Call, Mode, Weights};
 use super::format::{Format, Scales, WriteScales};
 use super::operands::BLOCKS;
 use crate::element::{F16, Float};
-use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
 /// The number of weights in a block.
 pub const BLOCK: usize = 256;
 /// The number of bytes of a block's scales: two floats of 16 bits, then sixteen integers.
 pub const SCALE_BYTES: usize = 20;
+
+/// The number of integers for the scales of a block whose groups have biases.
+const HALF: usize = LANES / 2;
 
 /// The largest number of weights for which [`Part`] has room.
 const PART: usize = 1024;
@@ -40,7 +44,13 @@ impl Blocks {
     /// The layout of a format, or `None` if its scales are not in blocks.
     #[inline(always)]
     pub fn of(mode: Mode, bits: u32, group: usize) -> Option<Self> {
-        (mode == Mode::KQuant).then_some(Self { group, centered: bits == 6 })
+        (mode == Mode::KQuant).then_some(Self::of_bits(bits, group))
+    }
+
+    /// The layout of K-quants with codes of `bits` bits.
+    #[inline(always)]
+    pub fn of_bits(bits: u32, group: usize) -> Self {
+        Self { group, centered: bits == 6 }
     }
 
     #[inline(always)]
@@ -59,6 +69,43 @@ impl Blocks {
         (FEW / (2 * axis / self.group) / LANES).clamp(1, BLOCKS) * LANES
     }
 
+    /// Returns the scales and biases of the first `count` groups of a row of blocks, followed by
+    /// zeros. `count` is sixteen, or the number of groups of a block.
+    ///
+    /// # Safety
+    /// `from` has the blocks of these groups.
+    #[inline(always)]
+    pub unsafe fn scales<V: F32x16>(self, from: *const u8, count: usize) -> [V; 2] {
+        let integers = from.wrapping_add(2 * size_of::<u16>());
+        // SAFETY: the caller's contract; a block has two floats, and then sixteen integers.
+        unsafe {
+            let step = |at: usize| from.add(at).cast::<u16>().read_unaligned();
+            if self.centered {
+                let steps = [step(0); LANES];
+                let integers = V::add_int(V::load_bytes(integers), V::splat_int(-128));
+                let scales = V::from_int(integers) * F16::load(steps.as_ptr().cast());
+                return [scales, scales * V::splat(-32.0)];
+            }
+            // Eight integers of a block are for scales, and eight for biases.
+            let mut steps = [[0; LANES]; 2];
+            let mut bytes = [[0; LANES]; 2];
+            for block in 0..count / HALF {
+                let at = block * SCALE_BYTES;
+                for (i, (steps, bytes)) in steps.iter_mut().zip(&mut bytes).enumerate() {
+                    steps[block * HALF..][..HALF].fill(step(at + i * size_of::<u16>()));
+                    let eight = integers.add(at + i * HALF).cast::<[u8; HALF]>().read();
+                    bytes[block * HALF..][..HALF].copy_from_slice(&eight);
+                }
+            }
+            let mut all = [V::splat(0.0); 2];
+            for i in 0..2 {
+                let steps = F16::load::<V>(steps[i].as_ptr().cast());
+                all[i] = V::from_int(V::load_bytes(bytes[i].as_ptr())) * steps;
+            }
+            all
+        }
+    }
+
     /// Writes a scale and, unless `biases` is null, a bias for each group of `weights` weights.
     ///
     /// # Safety
@@ -71,32 +118,17 @@ impl Blocks {
         scales: *mut f32,
         biases: *mut f32,
     ) {
-        // SAFETY: the caller's contract; a block has eight groups of 32 weights or sixteen of 16.
-        unsafe {
-            for block in 0..weights / BLOCK {
-                let from = from.add(block * SCALE_BYTES);
-                // A vector is longer than a block's scales, so a load of a full vector also reads
-                // from the next block.
-                let steps = match block + 1 < weights / BLOCK {
-                    true => F16::load::<V>(from.cast()),
-                    false => F16::load_first(from.cast(), 2),
-                };
-                let integers = V::load_bytes(from.add(2 * size_of::<u16>()));
-                if self.centered {
-                    let integers = V::from_int(V::add_int(integers, V::splat_int(-128)));
-                    let scale = integers * steps.permute(V::splat_int(0));
-                    scale.store(scales.add(block * LANES));
-                    if !biases.is_null() {
-                        (scale * V::splat(-32.0)).store(biases.add(block * LANES));
-                    }
-                } else {
-                    let steps = steps.permute(numbers::<V>(|lane| lane / (LANES / 2)));
-                    let mut both = [0.0f32; LANES];
-                    (V::from_int(integers) * steps).store(both.as_mut_ptr());
-                    let both = both.as_ptr().cast::<[f32; LANES / 2]>();
-                    scales.cast::<[f32; LANES / 2]>().add(block).write_unaligned(*both);
-                    if !biases.is_null() {
-                        biases.cast::<[f32; LANES / 2]>().add(block).write_unaligned(*both.add(1));
+        let groups = weights / self.group;
+        for at in (0..groups).step_by(LANES) {
+            let count = LANES.min(groups - at);
+            // SAFETY: the caller's contract.
+            unsafe {
+                let all = self.scales::<V>(from.add(Self::bytes(at * self.group)), count);
+                for (all, to) in all.into_iter().zip([scales, biases]) {
+                    if count == LANES && !to.is_null() {
+                        all.store(to.add(at));
+                    } else if !to.is_null() {
+                        all.store_first(to.add(at), count);
                     }
                 }
             }

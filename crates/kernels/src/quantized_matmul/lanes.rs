@@ -47,7 +47,14 @@ impl Kernel for InLanes<'_> {
             _ => multiply::<V, Affine<8>>,
         };
         let affine = matches!(mode, Mode::Affine | Mode::KQuant);
-        let kind = Kind { bits: bits as usize, affine, element: None, band: MOST_ROWS, multiply };
+        let kind = Kind {
+            bits: bits as usize,
+            affine,
+            element: None,
+            in_blocks: false,
+            band: MOST_ROWS,
+            multiply,
+        };
         // SAFETY: the caller's contract; the rows are prepared for these products.
         unsafe { self.0.run_by::<V>(kind) };
     }

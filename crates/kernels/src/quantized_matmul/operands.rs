@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
-use super::format::Scales;
+use super::format::{Format, Scales};
+use super::k_quant::Blocks;
 use super::prepare::{OfX, Prepared};
 use super::{Call, Mode, Weights};
 use crate::element::Element;
-use crate::simd::{LANES, prefetch_far};
+use crate::simd::{F32x16, LANES, prefetch_far};
 
 /// The largest number of blocks of sixteen columns that one call of `Kind::multiply` computes. It
 /// computes several blocks, since the call itself takes about 60 ns (Zen 4).
@@ -21,6 +22,8 @@ pub(super) struct Operands<'a> {
     pub packed: *const u8,
     /// The row's scales and biases.
     scales: Scales,
+    /// Whether the scales are the blocks of K-quants.
+    in_blocks: bool,
     /// The factor of the biases that are read. It is 1, except if the scales are read in their
     /// place, because each bias is the scale times this factor.
     pub bias_factor: f32,
@@ -49,6 +52,7 @@ impl<'a> Operands<'a> {
     pub fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { axis, group, .. } = call;
+        let blocks = Blocks::of_call(call).filter(|_| kind.in_blocks);
         let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
         let element = written_out.or(kind.element).unwrap_or(call.of_scales);
         // Rows in their place have the bits of longer prompts, which read the biases.
@@ -57,14 +61,20 @@ impl<'a> Operands<'a> {
             false => (biases, 1.0),
         };
         let each = if kind.affine { element.bytes() } else { 1 };
+        // The number of bytes of the scales of some weights.
+        let of_weights = |weights: usize| match blocks {
+            Some(_) => Blocks::bytes(weights),
+            None => weights / group * each,
+        };
         Self {
             packed,
             scales: Scales { element, scales, biases },
+            in_blocks: blocks.is_some(),
             bias_factor,
             bytes: axis * kind.bits / 8,
-            scale_bytes: axis / group * each,
-            step: LANES * each,
-            ahead: AHEAD * 8 / (group * kind.bits) * each,
+            scale_bytes: of_weights(axis),
+            step: of_weights(LANES * group),
+            ahead: of_weights(AHEAD * 8 / kind.bits),
             next: (std::ptr::null(), 0),
             axis,
             group,
@@ -85,6 +95,24 @@ impl<'a> Operands<'a> {
     #[inline(always)]
     pub fn scales(&self, element: Option<Element>) -> Scales {
         Scales { element: element.unwrap_or(self.scales.element), ..self.scales }
+    }
+
+    /// Returns the scales and biases of the first `count` groups at `here`, followed by zeros.
+    /// `count` is at most sixteen.
+    ///
+    /// # Safety
+    /// The groups belong to a row of the call, and begin at a multiple of sixteen.
+    #[inline(always)]
+    pub unsafe fn load_scales<V: F32x16, F: Format>(&self, here: &Scales, count: usize) -> [V; 2] {
+        // SAFETY: the caller's contract.
+        unsafe {
+            if const { F::IN_BLOCKS } && self.in_blocks {
+                let blocks = Blocks::of_bits(F::BITS, self.group);
+                return blocks.scales(here.scales, count);
+            }
+            let [scales, biases] = F::scales::<V>(here, 0, count);
+            [scales, if F::AFFINE { biases * V::splat(self.bias_factor) } else { biases }]
+        }
     }
 
     /// Prefetches the scales and biases of the weights that are `AHEAD` bytes after the weights of
@@ -109,6 +137,9 @@ pub(super) struct Kind {
     pub bits: usize,
     pub affine: bool,
     pub element: Option<Element>,
+    /// Whether the products read the scales of K-quants in their blocks. Otherwise these scales are
+    /// written out in f32.
+    pub in_blocks: bool,
     /// The largest number of rows of x in a band.
     pub band: usize,
     /// Multiplies rows of weights, in blocks of sixteen, with a band of rows of x. It writes block
