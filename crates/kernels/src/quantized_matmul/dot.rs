@@ -114,19 +114,17 @@ impl<F: Format> Decode<F> {
         // The code for two rows would be slower if it also took fewer groups than sixteen.
         let divides = const { R > 1 && Self::DIVIDES_ROWS };
         let sets = if divides { groups - groups % LANES } else { groups };
-        let mut all = [[V::splat(0.0); R]; 2];
         // SAFETY: the caller's contract.
-        unsafe {
-            all = Self::add::<V, R>(first, m, 0..sets, all);
-            if divides && sets < groups {
-                for r in 0..R {
-                    let one = [[all[0][r]], [all[1][r]]];
-                    let [[sum], [bias]] = Self::add::<V, 1>(first.below(r), m, sets..groups, one);
-                    (all[0][r], all[1][r]) = (sum, bias);
-                }
+        let [mut sums, mut biases] =
+            unsafe { Self::add::<V, R>(first, m, 0..sets, [[V::splat(0.0); R]; 2]) };
+        if divides && sets < groups {
+            for r in 0..R {
+                let before = [[sums[r]], [biases[r]]];
+                // SAFETY: the caller's contract.
+                let after = unsafe { Self::add::<V, 1>(first.below(r), m, sets..groups, before) };
+                [[sums[r]], [biases[r]]] = after;
             }
         }
-        let [mut sums, biases] = all;
         for r in 0..R {
             sums[r] = sums[r] + biases[r];
         }
