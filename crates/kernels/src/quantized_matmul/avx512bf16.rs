@@ -199,10 +199,10 @@ impl<F: Format> Chunks for Lookup<F> {
     const VECTORS: usize = F::PER_LANE / 2;
 
     #[inline(always)]
-    unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int {
+    unsafe fn load<V: F32x16>(from: *const u8) -> V::Int {
         // SAFETY: the caller's contract; this machine has the instructions, and `V` is one
         // register.
-        unsafe { transmute_copy(&load::<F, false>(from, lanes)) }
+        unsafe { transmute_copy(&load::<F, true>(from, LANES)) }
     }
 
     #[inline(always)]

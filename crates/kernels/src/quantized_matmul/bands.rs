@@ -1,7 +1,7 @@
 //! Products of packed weights with several rows of x. A band is a few rows of x that are multiplied
 //! together, and a chunk is sixteen lanes of packed weights. The kernel decodes the weights of a
 //! chunk in registers, once for a few rows of a band ([`chunk`]). Meanwhile the part of x for this
-//! chunk is in the level-one cache. Every product is added up in the order of [`Dots::dot`].
+//! chunk is in the first-level cache. Every product is added up in the order of [`Dots::dot`].
 
 mod chunk;
 
@@ -78,7 +78,8 @@ impl<D: Chunks> Kernel for Block<'_, D> {
         let lane_groups = lane_groups::<V>(shift);
         let apart = operands.prepared.apart(band.start) * LANES;
         let (mut packed, mut x) = (operands.packed, operands.prepared.row::<f32>(band.start));
-        // SAFETY: the caller's contract; there is room for sixteen rows of weights and their chunks.
+        // SAFETY: the caller's contract; there is room for sixteen rows of weights and a chunk of
+        // each.
         unsafe {
             of_groups.write_bytes(0, (LANES + 1) * LANES);
             for column in 0..LANES {

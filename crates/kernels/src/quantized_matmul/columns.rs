@@ -17,8 +17,8 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 /// A way to multiply rows of packed weights with prepared rows of x.
 pub(super) trait Dots: Sized {
     const BITS: usize;
-    /// Whether each group has a scale and a bias of the element type of the call, or of f32 for
-    /// K-quants. Otherwise a group has a scale of one byte.
+    /// Whether each group has a scale and a bias, of the element type of the call or, for K-quants,
+    /// in blocks or written out in f32. Otherwise a group has a scale of one byte.
     const AFFINE: bool;
     /// The element type of the call, if these products support only one type.
     const ELEMENT: Option<Element> = None;
@@ -36,7 +36,7 @@ pub(super) trait Dots: Sized {
     unsafe fn dot<V: F32x16, const M: usize>(row: Operands, rows: [usize; M]) -> [V; M];
 
     /// Multiplies `count` rows of weights, at most sixteen, with a band of several rows of x, and
-    /// returns true. Returns false if these products cannot decode weights once for all rows.
+    /// returns true. Returns false if x is not laid out in bands for these products.
     ///
     /// # Safety
     /// The contract of [`dot`](Self::dot) holds for each of the rows; `to` has a row for each row

@@ -22,9 +22,9 @@ impl<F: Format> Chunks for Decode<F> {
     const VECTORS: usize = F::PER_LANE;
 
     #[inline(always)]
-    unsafe fn load<V: F32x16>(from: *const u8, lanes: usize) -> V::Int {
+    unsafe fn load<V: F32x16>(from: *const u8) -> V::Int {
         // SAFETY: the caller's contract.
-        unsafe { F::load::<V>(from, lanes) }
+        unsafe { F::load::<V>(from, LANES) }
     }
 
     #[inline(always)]
@@ -69,7 +69,7 @@ impl<F: Format> Dots for Decode<F> {
     unsafe fn block<V: F32x16>(first: Operands, m: usize, count: usize) -> V {
         let mut sums = [V::splat(0.0); LANES];
         let mut column = 0;
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's contract; the condition allows pairs of these rows.
         unsafe {
             if const { V::IN_PLACE && F::AFFINE && matches!(F::BITS, 4 | 6 | 8) }
                 && first.axis >= LONG
@@ -98,9 +98,9 @@ impl<F: Format> Dots for Decode<F> {
 const LONG: usize = 4096;
 
 impl<F: Format> Decode<F> {
-    /// Whether rows in pairs can have any number of groups. The groups after the last sixteen are
-    /// multiplied one row after the other: 0.77 of the time for rows of 11008 weights of four bits.
-    /// With six or eight bits, this would save nothing.
+    /// Whether rows in pairs can have any number of groups. The groups beyond a multiple of sixteen
+    /// are multiplied one row after the other. On a Zen 3, pairs of rows of 11008 weights of four
+    /// bits take 0.77 of the time of single rows. Rows of six or eight bits would save nothing.
     const DIVIDES_ROWS: bool = F::BITS == 4;
 
     /// Multiplies `R` consecutive rows of weights, one or two, with row `m` of x.
@@ -114,13 +114,13 @@ impl<F: Format> Decode<F> {
         // The code for two rows would be slower if it also took fewer groups than sixteen.
         let divides = const { R > 1 && Self::DIVIDES_ROWS };
         let sets = if divides { groups - groups % LANES } else { groups };
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's contract; `sets` is a multiple of sixteen if it divides the groups.
         let [mut sums, mut biases] =
             unsafe { Self::add::<V, R>(first, m, 0..sets, [[V::splat(0.0); R]; 2]) };
         if divides && sets < groups {
             for r in 0..R {
                 let before = [[sums[r]], [biases[r]]];
-                // SAFETY: the caller's contract.
+                // SAFETY: the caller's contract; `sets` is a multiple of sixteen.
                 let after = unsafe { Self::add::<V, 1>(first.below(r), m, sets..groups, before) };
                 [[sums[r]], [biases[r]]] = after;
             }
@@ -135,7 +135,7 @@ impl<F: Format> Decode<F> {
     ///
     /// # Safety
     /// The contract of [`rows`](Self::rows). The groups begin at a multiple of sixteen, and if `R`
-    /// is two, they are a multiple of sixteen.
+    /// is two, their number is a multiple of sixteen.
     #[inline(always)]
     unsafe fn add<V: F32x16, const R: usize>(
         first: Operands,
@@ -233,7 +233,8 @@ impl<F: Format> Decode<F> {
 /// Multiplies the weights of two full chunks with a row of x, without their scales. Each
 /// multiply-add of a chunk waits for the one before. Meanwhile a Zen 3 hardly begins the next
 /// chunk, because a chunk has about a hundred instructions. With two chunks in turn, rows of 2048
-/// weights of four bits took 0.86 of the time, and of six bits 0.92. Rows of eight bits took longer.
+/// weights of four bits took 0.86 of the time, and with six bits 0.92. Rows of eight bits took
+/// longer.
 ///
 /// # Safety
 /// The chunks belong to the row of weights, and x covers both.

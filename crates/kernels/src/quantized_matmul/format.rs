@@ -70,8 +70,8 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const BITS: u32;
     /// A format with the same scales, so that formats share code that loads scales.
     type OfScales: Format;
-    /// Whether a group has a scale and a bias of the element type of the call, or of f32 for
-    /// K-quants. Otherwise it has only a scale of one byte.
+    /// Whether a group has a scale and a bias, of the element type of the call or, for K-quants, in
+    /// blocks or written out in f32. Otherwise it has only a scale of one byte.
     const AFFINE: bool;
     /// The smallest number of weights in a group, except in K-quants of six bits (16 weights).
     #[cfg(target_arch = "x86_64")]
@@ -261,7 +261,7 @@ impl<const BITS: u32, const FP8: bool> Format for Floats<BITS, FP8> {
 }
 
 /// Runs `$run` with the format of a call; does nothing if there is no such format. K-quants are
-/// affine once their scales are written out.
+/// affine once their scales are computed.
 macro_rules! with_format {
     ($call:expr, $format:ident => $run:expr) => {
         match ($call.mode, $call.bits) {

@@ -76,6 +76,7 @@ impl Blocks {
     /// `from` has the blocks of these groups.
     #[inline(always)]
     pub unsafe fn scales<V: F32x16>(self, from: *const u8, count: usize) -> [V; 2] {
+        debug_assert!(count == LANES || count == BLOCK / self.group);
         let integers = from.wrapping_add(2 * size_of::<u16>());
         // SAFETY: the caller's contract; a block has two floats, and then sixteen integers.
         unsafe {
@@ -106,7 +107,7 @@ impl Blocks {
         }
     }
 
-    /// Writes a scale and, unless `biases` is null, a bias for each group of `weights` weights.
+    /// Writes a scale and a bias for each group of `weights` weights.
     ///
     /// # Safety
     /// `from` has the blocks of the weights, and there is room for the scales and biases.
@@ -125,9 +126,9 @@ impl Blocks {
             unsafe {
                 let all = self.scales::<V>(from.add(Self::bytes(at * self.group)), count);
                 for (all, to) in all.into_iter().zip([scales, biases]) {
-                    if count == LANES && !to.is_null() {
+                    if count == LANES {
                         all.store(to.add(at));
-                    } else if !to.is_null() {
+                    } else {
                         all.store_first(to.add(at), count);
                     }
                 }
@@ -160,11 +161,11 @@ impl Blocks {
     pub unsafe fn of_group<V: F32x16>(self, from: *const u8, index: usize) -> [V; 2] {
         let (block, within) = (index * self.group / BLOCK, index % (BLOCK / self.group));
         let mut all = [0.0f32; 2 * LANES];
-        let biases = all.as_mut_ptr().wrapping_add(LANES);
+        let scales = all.as_mut_ptr();
+        let biases = scales.wrapping_add(LANES);
         // SAFETY: the caller's contract; a block has at most sixteen groups.
         unsafe {
             let from = from.add(block * SCALE_BYTES);
-            let scales = all.as_mut_ptr();
             self.write::<V>(from, BLOCK, scales, biases);
         }
         [V::splat(all[within]), V::splat(all[LANES + within])]

@@ -77,8 +77,8 @@ pub unsafe fn quantized_matmul_on(machine: Machine, call: &Call) {
 unsafe fn run<F: Format>(machine: Machine, call: &Call) {
     // SAFETY: the caller's contract.
     let finish = &with_element!(call.element, T => unsafe { Finish::new::<T>(machine, call) });
-    // Products in integers (`digits`) read 16-bit scales. The scales of K-quants are written out in
-    // f32, and would lose bits in 16 bits.
+    // Products in integers (`digits`) read 16-bit scales. A scale of K-quants, a float of 16 bits
+    // times an integer, would lose bits in 16 bits.
     let blocks = call.mode == Mode::KQuant;
     if !blocks && digits::takes(machine, call) {
         // SAFETY: the caller's contract.

@@ -22,20 +22,20 @@ pub(super) struct Operands<'a> {
     pub packed: *const u8,
     /// The row's scales and biases.
     scales: Scales,
-    /// Whether the scales are the blocks of K-quants.
+    /// Whether the scales, and the biases with them, are the blocks of K-quants.
     in_blocks: bool,
     /// The factor of the biases that are read. It is 1, except if the scales are read in their
     /// place, because each bias is the scale times this factor.
     pub bias_factor: f32,
     /// The number of bytes of a row of weights (`bytes`), of a row of scales (`scale_bytes`) and of
-    /// sixteen scales (`step`).
+    /// the scales of sixteen groups (`step`).
     pub bytes: usize,
     pub scale_bytes: usize,
     pub step: usize,
     /// Scales are prefetched this many bytes ahead of their loads.
     ahead: usize,
-    /// With K-quants, the address of the blocks of scales of a later row, which are prefetched with
-    /// this row, and their size in bytes.
+    /// If the scales of K-quants are written out, the address of the blocks of scales of a later
+    /// row, which are prefetched with this row, and their size in bytes.
     pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
@@ -58,7 +58,7 @@ impl<'a> Operands<'a> {
         // Rows in their place have the bits of longer prompts, which read the biases.
         let (biases, bias_factor) = match call.centered && prepared.of_x == OfX::Prepared {
             true => (scales, -((1 << (kind.bits - 1)) as f32)),
-            false => (biases, 1.0),
+            false => (if blocks.is_some() { scales } else { biases }, 1.0),
         };
         let each = if kind.affine { element.bytes() } else { 1 };
         // The number of bytes of the scales of some weights.
@@ -98,13 +98,13 @@ impl<'a> Operands<'a> {
     }
 
     /// Returns the scales and biases of the first `count` groups at `here`, followed by zeros.
-    /// `count` is at most sixteen.
+    /// `count` is sixteen, or the number of groups that are left in the row.
     ///
     /// # Safety
     /// The groups belong to a row of the call, and begin at a multiple of sixteen.
     #[inline(always)]
     pub unsafe fn load_scales<V: F32x16, F: Format>(&self, here: &Scales, count: usize) -> [V; 2] {
-        // SAFETY: the caller's contract.
+        // SAFETY: the caller's contract; rows of K-quants are full blocks.
         unsafe {
             if const { F::IN_BLOCKS } && self.in_blocks {
                 let blocks = Blocks::of_bits(F::BITS, self.group);

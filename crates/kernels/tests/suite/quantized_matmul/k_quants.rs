@@ -38,7 +38,7 @@ pub fn formats() -> impl Iterator<Item = ((Mode, u32), usize)> {
 
 fn products<T: Sample>() {
     for (format, group) in formats() {
-        for axis in [256, 768, 2304] {
+        for axis in [256, 768, 2304, 4352] {
             products_of::<T>(format, group, axis);
         }
     }
@@ -74,13 +74,14 @@ fn transposed_products<T: Sample>() {
 
 each_type!(transposed_products);
 
-/// The kernel decodes the scales of some rows of weights at a time, and of fewer if rows are long.
+/// Rows of weights can be multiplied in pairs or in blocks, and have the results of single rows. An
+/// axis of 8448 is an odd number of blocks.
 #[test]
 fn many_columns_are_those_of_single_ones() {
-    for (format, group) in formats() {
+    for ((format, group), rows) in formats().flat_map(|format| [1, 3].map(|rows| (format, rows))) {
         for axis in [256, 1536, 8448] {
             let matrix = Matrix::<f32>::random(format, 290, axis, group);
-            let x: Vec<f32> = values(3 * axis, 2.0);
+            let x: Vec<f32> = values(rows * axis, 2.0);
             for machine in machines() {
                 let all = multiplied(machine, format, group, &x, axis, &[matrix.weights()]);
                 for column in [0, 15, 16, 127, 128, 255, 289] {
@@ -91,7 +92,7 @@ fn many_columns_are_those_of_single_ones() {
                     let one = [Weights { packed, scales, biases, columns: 1 }];
                     let one = multiplied(machine, format, group, &x, axis, &one);
                     let of_all: Vec<f32> = all.iter().skip(column).step_by(290).copied().collect();
-                    let what = format!("{format:?} {axis} {column} {:?}", machine.level);
+                    let what = format!("{format:?} {axis} {rows} {column} {:?}", machine.level);
                     assert_same(&one, &of_all, &what);
                 }
             }

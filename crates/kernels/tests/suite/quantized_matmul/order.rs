@@ -9,7 +9,9 @@ fn rows_have_one_order_at_any_width<T: Sample>() {
         // With four groups per row, one vector has the scales of four rows of weights.
         one_order_of::<T>(format, group, 4 * group);
     }
-    for (bits, group, axis) in [(4, 64, 704), (8, 128, 640), (4, 32, 4096)] {
+    let short = [(4, 64, 704), (8, 128, 640)];
+    let long = [(4, 32, 4096), (4, 32, 4160), (6, 32, 4096), (8, 32, 4096)];
+    for (bits, group, axis) in short.into_iter().chain(long) {
         one_order_of::<T>((Mode::Affine, bits), group, axis);
     }
 }
