@@ -1,8 +1,8 @@
 //! The scales of K-quants. A block of 256 weights has two floats of 16 bits, and small integers for
 //! the groups of the block. An f32 represents their products, the scales and biases of groups,
-//! exactly. Some kernels compute them from the blocks ([`Blocks::scales`]). For the other kernels,
-//! the scales and biases of a few rows at a time are written out ([`Rows`]). All kernels then
-//! decode the weights like weights of an affine format.
+//! exactly. Some kernels compute them from the blocks. For the other kernels, the scales and biases
+//! of a few rows at a time are written out. All kernels then decode the weights like weights of an
+//! affine format.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
