@@ -283,13 +283,18 @@ struct RopeAppendCall {
   uint8_t* heads[3]; // queries, keys, values instead of the state, or null
 };
 
+// GCC passes an enumeration of one byte without its extension to 32 bits, and rustc relies on the
+// extension. So these functions take such an enumeration by reference. Integers are extended.
 // clang-format off
 extern "C" {
-void mlxp_cpu_activation(Element, uint8_t kind, Bytes x, uint8_t* out, size_t size);
-void mlxp_cpu_combination(Element, uint8_t kind, Bytes a, Bytes b, uint8_t* out, size_t size);
+void mlxp_cpu_activation(const Element&, uint8_t kind, Bytes x, uint8_t* out, size_t size);
+void mlxp_cpu_combination(
+    const Element&, uint8_t kind, Bytes a, Bytes b, uint8_t* out, size_t size);
 void mlxp_cpu_combination_grad(
-    Element, uint8_t kind, Bytes a, Bytes b, Bytes g, uint8_t* of_a, uint8_t* of_b, size_t size);
-void mlxp_cpu_affine(Element, Bytes x, Bytes scale, Bytes shift, uint8_t* out, const AffineShape&);
+    const Element&, uint8_t kind, Bytes a, Bytes b, Bytes g, uint8_t* of_a, uint8_t* of_b,
+    size_t size);
+void mlxp_cpu_affine(
+    const Element&, Bytes x, Bytes scale, Bytes shift, uint8_t* out, const AffineShape&);
 void mlxp_cpu_attention(const AttentionCall&);
 void mlxp_cpu_attention_grad(const AttentionGradCall&);
 void mlxp_cpu_copy(
@@ -297,36 +302,42 @@ void mlxp_cpu_copy(
 void mlxp_cpu_cross_entropy(const CrossEntropyCall&);
 void mlxp_cpu_cross_entropy_grad(const CrossEntropyCall&);
 void mlxp_cpu_layer_norm(
-    Element, Bytes x, Bytes weight, Bytes bias, uint8_t* out, size_t rows, size_t axis, float eps);
+    const Element&, Bytes x, Bytes weight, Bytes bias, uint8_t* out, size_t rows, size_t axis,
+    float eps);
 void mlxp_cpu_linear(const LinearCall&);
-void mlxp_cpu_logsumexp(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
-void mlxp_cpu_log_softmax(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_logsumexp(const Element&, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_log_softmax(const Element&, Bytes x, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_logsumexp_grad(
-    Element, Bytes x, Bytes g, uint8_t* out, size_t rows, size_t axis, bool subtracted);
+    const Element&, Bytes x, Bytes g, uint8_t* out, size_t rows, size_t axis, bool subtracted);
 void mlxp_cpu_lora(const LoraCall&);
 void mlxp_cpu_masked_softmax(const MaskedSoftmaxCall&);
 void mlxp_cpu_masked_softmax_grad(const MaskedSoftmaxCall&);
-void mlxp_cpu_norm_grad(Element, const NormGrad&);
+void mlxp_cpu_norm_grad(const Element&, const NormGrad&);
 void mlxp_cpu_quantize(
-    Element, Bytes x, uint32_t* packed, uint8_t* scales, uint8_t* biases, const QuantizeShape&);
+    const Element&, Bytes x, uint32_t* packed, uint8_t* scales, uint8_t* biases,
+    const QuantizeShape&);
 void mlxp_cpu_dequantize(
-    Element, const uint32_t* packed, Bytes scales, Bytes biases, uint8_t* out, const QuantizeShape&);
+    const Element&, const uint32_t* packed, Bytes scales, Bytes biases, uint8_t* out,
+    const QuantizeShape&);
 void mlxp_cpu_dequantize_rows(
-    Element, const uint32_t* packed, Bytes scales, Bytes biases, const TakenRows&, uint8_t* out,
+    const Element&, const uint32_t* packed, Bytes scales, Bytes biases, const TakenRows&,
+    uint8_t* out,
     const QuantizeShape&);
 void mlxp_cpu_quantized_matmul(const QuantizedMatmulCall&);
 void mlxp_cpu_quantized_transposed(const QuantizedTransposedCall&);
-void mlxp_cpu_reduce(Element, uint8_t kind, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_reduce(const Element&, uint8_t kind, Bytes x, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_reduce_grad(
-    Element, uint8_t kind, Bytes x, Bytes y, Bytes g, uint8_t* out, size_t rows, size_t axis);
-void mlxp_cpu_residual_norm(Element, const ResidualNorm&);
+    const Element&, uint8_t kind, Bytes x, Bytes y, Bytes g, uint8_t* out, size_t rows,
+    size_t axis);
+void mlxp_cpu_residual_norm(const Element&, const ResidualNorm&);
 void mlxp_cpu_rms_norm(
-    Element, Bytes x, Bytes weight, uint8_t* out, size_t rows, size_t axis, float eps);
+    const Element&, Bytes x, Bytes weight, uint8_t* out, size_t rows, size_t axis, float eps);
 void mlxp_cpu_rope(const RopeCall&);
 void mlxp_cpu_rope_append(const RopeAppendCall&);
-void mlxp_cpu_softmax(Element, Bytes x, uint8_t* out, size_t rows, size_t axis);
+void mlxp_cpu_softmax(const Element&, Bytes x, uint8_t* out, size_t rows, size_t axis);
 void mlxp_cpu_take_grad(
-    Element, Bytes g, const uint32_t* ids, size_t count, uint8_t* out, size_t rows, size_t axis);
+    const Element&, Bytes g, const uint32_t* ids, size_t count, uint8_t* out, size_t rows,
+    size_t axis);
 }
 // clang-format on
 

@@ -4,7 +4,8 @@
 //!
 //! The caller passes only defined values of enumerations, and null only where the field or the Rust
 //! function that is called allows it. The buffers satisfy the contract of the Rust function of the
-//! same name.
+//! same name. GCC does not extend enumerations of one byte to 32 bits, as rustc expects, so the
+//! caller passes [`Element`] by reference and other enumerations as integers.
 
 mod linear;
 
@@ -195,19 +196,19 @@ unsafe fn frequencies<'a>(freqs: *const f32, base: f32, dims: usize) -> Frequenc
 
 entries! {
     "mlxp_cpu_activation" activation(
-        element: Element, kind: Activation, x: *const u8, out: *mut u8, size: usize,
-    ) { crate::activation(element, kind, x, out, size) }
+        element: &Element, kind: Activation, x: *const u8, out: *mut u8, size: usize,
+    ) { crate::activation(*element, kind, x, out, size) }
     "mlxp_cpu_combination" combination(
-        element: Element, kind: Combination, a: *const u8, b: *const u8, out: *mut u8, size: usize,
-    ) { crate::combination(element, kind, a, b, out, size) }
+        element: &Element, kind: Combination, a: *const u8, b: *const u8, out: *mut u8, size: usize,
+    ) { crate::combination(*element, kind, a, b, out, size) }
     "mlxp_cpu_combination_grad" combination_grad(
-        element: Element, kind: Combination, a: *const u8, b: *const u8, g: *const u8,
+        element: &Element, kind: Combination, a: *const u8, b: *const u8, g: *const u8,
         of_a: *mut u8, of_b: *mut u8, size: usize,
-    ) { crate::combination_grad(element, kind, [a, b, g], [of_a, of_b], size) }
+    ) { crate::combination_grad(*element, kind, [a, b, g], [of_a, of_b], size) }
     "mlxp_cpu_affine" affine(
-        element: Element, x: *const u8, scale: *const u8, shift: *const u8, out: *mut u8,
+        element: &Element, x: *const u8, scale: *const u8, shift: *const u8, out: *mut u8,
         shape: &AffineShape,
-    ) { crate::affine(element, x, scale, shift, out, shape) }
+    ) { crate::affine(*element, x, scale, shift, out, shape) }
     "mlxp_cpu_attention" attention(call: &AttentionCall) {
         crate::attention(call.element, &call.attention(), call.out)
     }
@@ -233,24 +234,24 @@ entries! {
         crate::cross_entropy_grad(element, [x, g], call.targets(), stats, out, classes)
     }
     "mlxp_cpu_layer_norm" layer_norm(
-        element: Element, x: *const u8, weight: *const u8, bias: *const u8, out: *mut u8,
+        element: &Element, x: *const u8, weight: *const u8, bias: *const u8, out: *mut u8,
         rows: usize, axis: usize, eps: f32,
-    ) { crate::layer_norm(element, x, weight, bias, out, rows, axis, eps) }
+    ) { crate::layer_norm(*element, x, weight, bias, out, rows, axis, eps) }
     "mlxp_cpu_linear" linear(call: &LinearCall) {
         for entry in 0..call.batch {
             crate::linear(call.element, &call.at(entry));
         }
     }
     "mlxp_cpu_logsumexp" logsumexp(
-        element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
-    ) { crate::logsumexp(element, x, out, rows, axis) }
+        element: &Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::logsumexp(*element, x, out, rows, axis) }
     "mlxp_cpu_log_softmax" log_softmax(
-        element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
-    ) { crate::log_softmax(element, x, out, rows, axis) }
+        element: &Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::log_softmax(*element, x, out, rows, axis) }
     "mlxp_cpu_logsumexp_grad" logsumexp_grad(
-        element: Element, x: *const u8, g: *const u8, out: *mut u8, rows: usize, axis: usize,
+        element: &Element, x: *const u8, g: *const u8, out: *mut u8, rows: usize, axis: usize,
         subtracted: bool,
-    ) { crate::logsumexp_grad(element, [x, g], out, [rows, axis], subtracted) }
+    ) { crate::logsumexp_grad(*element, [x, g], out, [rows, axis], subtracted) }
     "mlxp_cpu_lora" lora(call: &LoraCall) { crate::lora(call) }
     "mlxp_cpu_masked_softmax" masked_softmax(call: &MaskedSoftmaxCall) {
         let MaskedSoftmaxCall { element, x, out, ref shape, scale, .. } = *call;
@@ -260,19 +261,19 @@ entries! {
         let MaskedSoftmaxCall { element, x, g, out, ref shape, scale, .. } = *call;
         crate::masked_softmax_grad(element, [x, g], call.mask(), out, shape, scale)
     }
-    "mlxp_cpu_norm_grad" norm_grad(of: Element, call: &NormGrad) { crate::norm_grad(of, *call) }
+    "mlxp_cpu_norm_grad" norm_grad(of: &Element, call: &NormGrad) { crate::norm_grad(*of, *call) }
     "mlxp_cpu_quantize" quantize(
-        element: Element, x: *const u8, packed: *mut u32, scales: *mut u8, biases: *mut u8,
+        element: &Element, x: *const u8, packed: *mut u32, scales: *mut u8, biases: *mut u8,
         shape: &QuantizeShape,
-    ) { crate::quantize(element, x, packed, scales, biases, shape) }
+    ) { crate::quantize(*element, x, packed, scales, biases, shape) }
     "mlxp_cpu_dequantize" dequantize(
-        element: Element, packed: *const u32, scales: *const u8, biases: *const u8, out: *mut u8,
+        element: &Element, packed: *const u32, scales: *const u8, biases: *const u8, out: *mut u8,
         shape: &QuantizeShape,
-    ) { crate::dequantize(element, packed, scales, biases, out, shape) }
+    ) { crate::dequantize(*element, packed, scales, biases, out, shape) }
     "mlxp_cpu_dequantize_rows" dequantize_rows(
-        element: Element, packed: *const u32, scales: *const u8, biases: *const u8,
+        element: &Element, packed: *const u32, scales: *const u8, biases: *const u8,
         taken: &TakenRows, out: *mut u8, shape: &QuantizeShape,
-    ) { crate::dequantize_rows(element, packed, scales, biases, *taken, out, shape) }
+    ) { crate::dequantize_rows(*element, packed, scales, biases, *taken, out, shape) }
     "mlxp_cpu_quantized_matmul" quantized_matmul(call: &QuantizedMatmulCall) {
         let QuantizedMatmulCall { element, mode, bits, group, x, rows, axis, .. } = *call;
         let QuantizedMatmulCall { norm, eps, bias, residual, order, of_scales, out, .. } = *call;
@@ -288,19 +289,19 @@ entries! {
         quantized_transposed(call)
     }
     "mlxp_cpu_reduce" reduce(
-        element: Element, kind: Reduction, x: *const u8, out: *mut u8, rows: usize, axis: usize,
-    ) { crate::reduce(element, kind, x, out, rows, axis) }
+        element: &Element, kind: Reduction, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::reduce(*element, kind, x, out, rows, axis) }
     "mlxp_cpu_reduce_grad" reduce_grad(
-        of: Element, kind: Reduction, x: *const u8, y: *const u8, g: *const u8, out: *mut u8,
+        of: &Element, kind: Reduction, x: *const u8, y: *const u8, g: *const u8, out: *mut u8,
         rows: usize, axis: usize,
-    ) { crate::reduce_grad(of, kind, [x, y, g], out, [rows, axis]) }
-    "mlxp_cpu_residual_norm" residual_norm(of: Element, call: &ResidualNorm) {
-        crate::residual_norm(of, *call)
+    ) { crate::reduce_grad(*of, kind, [x, y, g], out, [rows, axis]) }
+    "mlxp_cpu_residual_norm" residual_norm(of: &Element, call: &ResidualNorm) {
+        crate::residual_norm(*of, *call)
     }
     "mlxp_cpu_rms_norm" rms_norm(
-        element: Element, x: *const u8, weight: *const u8, out: *mut u8, rows: usize, axis: usize,
+        element: &Element, x: *const u8, weight: *const u8, out: *mut u8, rows: usize, axis: usize,
         eps: f32,
-    ) { crate::rms_norm(element, x, weight, out, rows, axis, eps) }
+    ) { crate::rms_norm(*element, x, weight, out, rows, axis, eps) }
     "mlxp_cpu_rope" rope(call: &RopeCall) {
         let RopeCall { element, base, ref shape, freqs, x, out, .. } = *call;
         let offsets = from_raw_parts(call.offsets, call.offset_count);
@@ -317,10 +318,10 @@ entries! {
         crate::rope_append(element, state, out, qkv, shape, freqs, offsets, slots)
     }
     "mlxp_cpu_softmax" softmax(
-        element: Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
-    ) { crate::softmax(element, x, out, rows, axis) }
+        element: &Element, x: *const u8, out: *mut u8, rows: usize, axis: usize,
+    ) { crate::softmax(*element, x, out, rows, axis) }
     "mlxp_cpu_take_grad" take_grad(
-        of: Element, g: *const u8, ids: *const u32, count: usize, out: *mut u8, rows: usize,
+        of: &Element, g: *const u8, ids: *const u32, count: usize, out: *mut u8, rows: usize,
         axis: usize,
-    ) { crate::take_grad(of, g, from_raw_parts(ids, count), out, [rows, axis]) }
+    ) { crate::take_grad(*of, g, from_raw_parts(ids, count), out, [rows, axis]) }
 }

@@ -130,7 +130,8 @@ impl Bands<'_> {
         let (sums, ups) = (sums.as_mut_ptr().cast(), ups.as_mut_ptr().cast());
         let mut first = 0;
         let blocks = Blocks::of_call(call).filter(|_| !self.kind.in_blocks);
-        let step = blocks.map_or(BLOCKS * LANES, |blocks| blocks.rows_at_once(call.axis));
+        let most = BLOCKS * LANES;
+        let step = blocks.map_or(most, |blocks| blocks.rows_at_once(call.axis, most));
         let mut rows = blocks.map(Rows::new);
         for (index, weights) in call.weights.iter().enumerate() {
             let joined = call.join == Join::Swiglu;

@@ -9,7 +9,6 @@ use std::marker::PhantomData;
 
 use super::call::{Call, Mode, Weights};
 use super::format::{Format, Scales, WriteScales};
-use super::operands::BLOCKS;
 use crate::element::{F16, Float};
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
@@ -64,9 +63,10 @@ impl Blocks {
         weights / BLOCK * SCALE_BYTES
     }
 
-    /// The number of rows, a multiple of sixteen, whose scales are written out at once.
-    pub fn rows_at_once(self, axis: usize) -> usize {
-        (FEW / (2 * axis / self.group) / LANES).clamp(1, BLOCKS) * LANES
+    /// The number of rows, a multiple of sixteen and at most `most`, whose scales are written out at
+    /// once.
+    pub fn rows_at_once(self, axis: usize, most: usize) -> usize {
+        (FEW / (2 * axis / self.group) / LANES).clamp(1, most / LANES) * LANES
     }
 
     /// Returns the scales and biases of the first `count` groups of a row of blocks, followed by
