@@ -321,8 +321,7 @@ void mlxp_cpu_dequantize(
     const QuantizeShape&);
 void mlxp_cpu_dequantize_rows(
     const Element&, const uint32_t* packed, Bytes scales, Bytes biases, const TakenRows&,
-    uint8_t* out,
-    const QuantizeShape&);
+    uint8_t* out, const QuantizeShape&);
 void mlxp_cpu_quantized_matmul(const QuantizedMatmulCall&);
 void mlxp_cpu_quantized_transposed(const QuantizedTransposedCall&);
 void mlxp_cpu_reduce(const Element&, uint8_t kind, Bytes x, uint8_t* out, size_t rows, size_t axis);
