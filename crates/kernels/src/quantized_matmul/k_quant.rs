@@ -63,8 +63,8 @@ impl Blocks {
         weights / BLOCK * SCALE_BYTES
     }
 
-    /// The number of rows, a multiple of sixteen and at most `most`, whose scales are written out at
-    /// once.
+    /// The number of rows, a multiple of sixteen and at most `most`, whose scales are written out
+    /// at once.
     pub fn rows_at_once(self, axis: usize, most: usize) -> usize {
         (FEW / (2 * axis / self.group) / LANES).clamp(1, most / LANES) * LANES
     }
