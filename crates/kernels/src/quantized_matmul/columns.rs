@@ -6,7 +6,6 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::finish::{Finish, swiglu};
-use super::k_quant::{Blocks, Rows};
 use super::operands::{BLOCKS, Kind, MOST_ROWS, Operands};
 use super::prepare::Prepared;
 use super::{Call, Join};
@@ -18,7 +17,7 @@ use crate::simd::{F32x16, Kernel, LANES, Lines};
 pub(super) trait Dots: Sized {
     const BITS: usize;
     /// Whether each group has a scale and a bias, of the element type of the call or, for K-quants,
-    /// in blocks or written out in f32. Otherwise a group has a scale of one byte.
+    /// in blocks. Otherwise a group has a scale of one byte.
     const AFFINE: bool;
     /// The element type of the call, if these products support only one type.
     const ELEMENT: Option<Element> = None;
@@ -26,8 +25,6 @@ pub(super) trait Dots: Sized {
     const BANDED: bool = false;
     /// Whether the products multiply bytes.
     const BYTES: bool = false;
-    /// Whether the products read the scales of K-quants in their blocks.
-    const IN_BLOCKS: bool = false;
 
     /// Multiplies one row of weights with `M` rows of x; each product is the sum of sixteen lanes.
     ///
@@ -82,8 +79,7 @@ impl Columns<'_> {
     #[inline(always)]
     pub unsafe fn run<V: F32x16, D: Dots>(&self) {
         let (bits, affine, element) = (D::BITS, D::AFFINE, D::ELEMENT);
-        let (in_blocks, multiply) = (D::IN_BLOCKS, multiply::<V, D>);
-        let kind = Kind { bits, affine, element, in_blocks, band: BAND, multiply };
+        let kind = Kind { bits, affine, element, band: BAND, multiply: multiply::<V, D> };
         // SAFETY: the caller's contract.
         unsafe { self.run_by::<V>(kind) };
     }
@@ -129,10 +125,7 @@ impl Bands<'_> {
         let (mut sums, mut ups) = (Sums::uninit(), Sums::uninit());
         let (sums, ups) = (sums.as_mut_ptr().cast(), ups.as_mut_ptr().cast());
         let mut first = 0;
-        let blocks = Blocks::of_call(call).filter(|_| !self.kind.in_blocks);
-        let most = BLOCKS * LANES;
-        let step = blocks.map_or(most, |blocks| blocks.rows_at_once(call.axis, most));
-        let mut rows = blocks.map(Rows::new);
+        let step = BLOCKS * LANES;
         for (index, weights) in call.weights.iter().enumerate() {
             let joined = call.join == Join::Swiglu;
             if joined && index > 0 {
@@ -146,16 +139,8 @@ impl Bands<'_> {
                 // SAFETY: the caller's contract; these columns are within the range.
                 unsafe {
                     for (weights, at, to) in places.into_iter().take(1 + usize::from(joined)) {
-                        let operands = match &mut rows {
-                            None => Operands::first(self.kind, call, weights, prepared).below(at),
-                            Some(rows) => {
-                                let (weights, next) = rows.of::<V>(call, weights, at, count);
-                                let mut first =
-                                    Operands::first(self.kind, call, &weights, prepared);
-                                first.next = next;
-                                first
-                            }
-                        };
+                        let operands =
+                            Operands::first(self.kind, call, weights, prepared).below(at);
                         (self.kind.multiply)(operands, count, band.clone(), to);
                     }
                     let band = band.clone();

@@ -54,7 +54,6 @@ pub(super) fn kind<V: F32x16, T: Float, F: Format>() -> Kind {
         bits: F::BITS as usize,
         affine: true,
         element: Some(T::ELEMENT),
-        in_blocks: false,
         band: BAND,
         multiply: multiply::<V, T, F>,
     }

@@ -42,7 +42,6 @@ impl<F: Format> Dots for Decode<F> {
     const BITS: usize = F::BITS as usize;
     const AFFINE: bool = F::AFFINE;
     const BANDED: bool = true;
-    const IN_BLOCKS: bool = true;
 
     #[inline(always)]
     unsafe fn many<V: F32x16>(

@@ -71,7 +71,7 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     /// A format with the same scales, so that formats share code that loads scales.
     type OfScales: Format;
     /// Whether a group has a scale and a bias, of the element type of the call or, for K-quants, in
-    /// blocks or written out in f32. Otherwise it has only a scale of one byte.
+    /// blocks. Otherwise it has only a scale of one byte.
     const AFFINE: bool;
     /// The smallest number of weights in a group, except in K-quants of six bits (16 weights).
     #[cfg(target_arch = "x86_64")]

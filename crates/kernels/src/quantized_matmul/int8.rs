@@ -6,17 +6,19 @@
 //! and a weight is `scale * p + bias` with p of at most eight bits. So a group adds
 //! `s * scale * sum(q * p) + bias * s * sum(q)`, and groups are added in the order of k.
 //!
-//! Each word of x, four bytes, is multiplied with the words of sixteen rows of weights (`lanes`).
+//! Each word of x, four bytes, is multiplied with the words of sixteen rows of weights. If x has
+//! one row, its bytes are multiplied with codes in the order of memory (`lanes`).
 
 use std::ops::Range;
 
 use super::columns::Columns;
 use super::finish::Finish;
-use super::lanes::{InLanes, LINE, splits_pairs};
+use super::lanes::{InLanes, LINE, before_odd, splits_pairs};
 use super::order::each_range;
 use super::prepare::Prepared;
 use super::{Call, Mode, prefill};
 use crate::element::Float;
+use crate::simd::transpose::numbers;
 use crate::simd::{F32x16, Kernel, LANES};
 use crate::{Machine, Shared};
 
@@ -85,43 +87,28 @@ impl<T: Float> Kernel for Round<'_, T> {
                 // a sum and a scale for it.
                 unsafe {
                     let (x, to) = (self.x.add(m * axis + index * group), bytes.add(index * group));
-                    let (scale, sum) = round::<V, T>(x, group, to);
+                    let (scale, sum) = match apart {
+                        true => round::<V, T, true>(x, group, to),
+                        false => round::<V, T, false>(x, group, to),
+                    };
                     *sums.add(index) = sum;
                     *sums.add(self.groups + index) = scale;
-                    if apart {
-                        take_apart(to, group);
-                    }
                 }
             }
         }
     }
 }
 
-/// In each eight bytes, moves the bytes with even indices before the bytes with odd indices.
-///
-/// # Safety
-/// There are `count` bytes, a multiple of eight.
+/// Writes a group as signed bytes. With `APART`, of each eight elements, the ones with even indices
+/// come first. Returns the scale of the bytes, and the sum of the bytes times the scale. If an
+/// element is not finite, the sum is NaN, and so are the products of the group.
 #[inline(always)]
-unsafe fn take_apart(bytes: *mut u8, count: usize) {
-    for at in (0..count).step_by(8) {
-        // SAFETY: the caller's contract.
-        unsafe {
-            let word = bytes.add(at).cast::<u64>();
-            let all = word.read_unaligned();
-            let even = |word: u64| {
-                let word = word & 0x00ff_00ff_00ff_00ff;
-                let word = (word | word >> 8) & 0x0000_ffff_0000_ffff;
-                (word | word >> 16) & 0xffff_ffff
-            };
-            word.write_unaligned(even(all) | even(all >> 8) << 32);
-        }
-    }
-}
-
-/// Writes a group as signed bytes. Returns the scale of the bytes, and the sum of the bytes times
-/// the scale. If an element is not finite, the sum is NaN, and so are the products of the group.
-#[inline(always)]
-unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> (f32, f32) {
+unsafe fn round<V: F32x16, T: Float, const APART: bool>(
+    x: *const T,
+    group: usize,
+    to: *mut u8,
+) -> (f32, f32) {
+    let places = numbers::<V>(before_odd);
     let mut most = V::splat(0.0);
     let mut sum = V::splat(0.0);
     // SAFETY: the caller's group has a multiple of sixteen elements.
@@ -135,8 +122,9 @@ unsafe fn round<V: F32x16, T: Float>(x: *const T, group: usize, to: *mut u8) -> 
         let inverse = if most > 0.0 { (127.0 / most).min(f32::MAX) } else { 0.0 };
         for at in (0..group).step_by(LANES) {
             let rounded = (T::load::<V>(x.add(at)) * V::splat(inverse)).round();
-            V::store_bytes(rounded.to_int(), to.add(at));
             sum = sum + rounded;
+            let bytes = if APART { rounded.permute(places) } else { rounded };
+            V::store_bytes(bytes.to_int(), to.add(at));
         }
         let scale = most / 127.0;
         (scale, scale * sum.reduce_add())

@@ -1,13 +1,11 @@
 //! The scales of K-quants. A block of 256 weights has two floats of 16 bits, and small integers for
 //! the groups of the block. An f32 represents their products, the scales and biases of groups,
-//! exactly. Some kernels compute them from the blocks. For the other kernels, the scales and biases
-//! of a few rows at a time are written out. All kernels then decode the weights like weights of an
+//! exactly. The kernels compute them from the blocks, and decode the weights like weights of an
 //! affine format.
 
-use std::cell::Cell;
 use std::marker::PhantomData;
 
-use super::call::{Call, Mode, Weights};
+use super::call::{Call, Mode};
 use super::format::{Format, Scales, WriteScales};
 use crate::element::{F16, Float};
 use crate::simd::{F32x16, Kernel, LANES, Lines};
@@ -17,6 +15,9 @@ pub const BLOCK: usize = 256;
 /// The number of bytes of a block's scales: two floats of 16 bits, then sixteen integers.
 pub const SCALE_BYTES: usize = 20;
 
+/// The bias of a group without an integer for its bias, divided by its scale.
+const CENTER: f32 = -32.0;
+
 /// The number of integers for the scales of a block whose groups have biases.
 const HALF: usize = LANES / 2;
 
@@ -25,9 +26,6 @@ const PART: usize = 1024;
 /// The largest number of groups in [`PART`] weights.
 const GROUPS: usize = PART / 16;
 const _: () = assert!(GROUPS.is_multiple_of(LANES));
-/// The largest number of scales and biases that are written out at once, unless sixteen rows have
-/// more. This number of floats stays in the first-level cache.
-const FEW: usize = 4096;
 
 /// The layout of the scales of a call.
 #[derive(Clone, Copy)]
@@ -57,16 +55,16 @@ impl Blocks {
         Self::of(call.mode, call.bits, call.group)
     }
 
+    /// The factor by which a group's scale is multiplied to get its bias, if it has no other bias.
+    #[inline(always)]
+    pub fn bias_factor(self) -> Option<f32> {
+        self.centered.then_some(CENTER)
+    }
+
     /// The size in bytes of the scales of `weights` weights.
     #[inline(always)]
     pub fn bytes(weights: usize) -> usize {
         weights / BLOCK * SCALE_BYTES
-    }
-
-    /// The number of rows, a multiple of sixteen and at most `most`, whose scales are written out
-    /// at once.
-    pub fn rows_at_once(self, axis: usize, most: usize) -> usize {
-        (FEW / (2 * axis / self.group) / LANES).clamp(1, most / LANES) * LANES
     }
 
     /// Returns the scales and biases of the first `count` groups of a row of blocks, followed by
@@ -85,7 +83,7 @@ impl Blocks {
                 let steps = [step(0); LANES];
                 let integers = V::add_int(V::load_bytes(integers), V::splat_int(-128));
                 let scales = V::from_int(integers) * F16::load(steps.as_ptr().cast());
-                return [scales, scales * V::splat(-32.0)];
+                return [scales, scales * V::splat(CENTER)];
             }
             // Eight integers of a block are for scales, and eight for biases.
             let mut steps = [[0; LANES]; 2];
@@ -172,7 +170,7 @@ impl Blocks {
     }
 }
 
-/// Writes out the scales and biases of consecutive rows.
+/// Writes out the scales and biases of consecutive groups.
 struct Spread {
     blocks: Blocks,
     from: *const u8,
@@ -188,62 +186,6 @@ impl Kernel for Spread {
     unsafe fn run<V: F32x16>(self) {
         // SAFETY: the caller's contract.
         unsafe { self.blocks.spread::<V>(self.from, self.weights, self.scales, self.biases) }
-    }
-}
-
-thread_local! {
-    /// Memory that is kept between calls, since calls need the same few sizes.
-    static ROOM: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-}
-
-/// Rows of weights whose scales and biases are written out in f32.
-pub(super) struct Rows {
-    blocks: Blocks,
-    room: Vec<f32>,
-}
-
-impl Rows {
-    pub fn new(blocks: Blocks) -> Self {
-        // While a thread ends, `ROOM` may already be destroyed.
-        Self { blocks, room: ROOM.try_with(Cell::take).unwrap_or_default() }
-    }
-
-    /// Returns the `count` rows of `weights` from `at` on, with scales and biases of f32, which are
-    /// valid until the next call. Also returns the address of the blocks of the next row, and the
-    /// number of bytes of the blocks of a row.
-    ///
-    /// # Safety
-    /// The rows belong to the call, and the machine has the features of the vectors.
-    #[inline(always)]
-    pub unsafe fn of<V: F32x16>(
-        &mut self,
-        call: &Call,
-        weights: &Weights,
-        at: usize,
-        count: usize,
-    ) -> (Weights, (*const u8, usize)) {
-        let (axis, groups) = (call.axis, count * (call.axis / call.group));
-        self.room.resize(self.room.len().max(2 * groups), 0.0);
-        let scales = self.room.as_mut_ptr();
-        let biases = scales.wrapping_add(groups);
-        let from = weights.scales.wrapping_add(at * Blocks::bytes(axis));
-        // SAFETY: the caller's contract; the room was made above.
-        unsafe { self.blocks.write::<V>(from, count * axis, scales, biases) };
-        let weights = Weights {
-            packed: weights.packed.wrapping_add(at * (axis * call.bits as usize / 8)),
-            scales: scales.cast(),
-            biases: biases.cast(),
-            columns: count,
-        };
-        let bytes = Blocks::bytes(axis);
-        (weights, (from.wrapping_add(count * bytes), bytes))
-    }
-}
-
-impl Drop for Rows {
-    fn drop(&mut self) {
-        let room = std::mem::take(&mut self.room);
-        let _ = ROOM.try_with(|place| place.set(room));
     }
 }
 

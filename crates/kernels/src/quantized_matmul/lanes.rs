@@ -1,13 +1,17 @@
 //! Products of packed weights with a lane for each of sixteen rows of weights.
 //!
 //! The codes of a part of these rows are transposed in words of four codes (`words`), once for all
-//! rows of x in a band (`block`). x is in bytes, and then each word of x is multiplied with a
-//! vector of words (`bytes`). Or x is in f32 or in pairs of bf16: then the weights are decoded, and
-//! each element or pair of x is multiplied with a vector of weights (`floats`).
+//! rows of x in a band (`block`), and their scales are transposed too (`scales`). If x is in bytes,
+//! each word of x is multiplied with a vector of words (`bytes`), but a single row of x is
+//! multiplied with codes that are not transposed (`direct`). If x is in f32 or in pairs of bf16,
+//! the weights are decoded, and each element or pair of x is multiplied with a vector of weights
+//! (`floats`).
 
 mod block;
 mod bytes;
+mod direct;
 mod floats;
+mod scales;
 mod words;
 
 use std::ops::Range;
@@ -19,9 +23,10 @@ use super::prepare::OfX;
 use super::{Call, Mode};
 use crate::linear::arithmetic::{InBf16, InF32};
 use crate::simd::{F32x16, Kernel, LANES};
-use block::{Block, FEW};
+use block::{Block, FEW, Multiply, Transpose};
+use scales::OF_FLOATS;
 use words::PART;
-pub use words::{LINE, splits_pairs};
+pub use words::{LINE, before_odd, splits_pairs};
 
 /// Multiplies rows of x, which [`int8`](super::int8) prepared or which are in their place, with
 /// columns of the result.
@@ -47,14 +52,8 @@ impl Kernel for InLanes<'_> {
             _ => multiply::<V, Affine<8>>,
         };
         let affine = matches!(mode, Mode::Affine | Mode::KQuant);
-        let kind = Kind {
-            bits: bits as usize,
-            affine,
-            element: None,
-            in_blocks: false,
-            band: MOST_ROWS,
-            multiply,
-        };
+        let bits = bits as usize;
+        let kind = Kind { bits, affine, element: None, band: MOST_ROWS, multiply };
         // SAFETY: the caller's contract; the rows are prepared for these products.
         unsafe { self.0.run_by::<V>(kind) };
     }
@@ -70,16 +69,25 @@ unsafe fn multiply<V: F32x16, F: Format>(
 ) {
     let (affine, most) = (F::AFFINE, most_words(F::BITS, F::AFFINE));
     let apart = splits_pairs(F::AFFINE, F::BITS);
-    let words = words::words::<V, F>;
-    let of_x = operands.prepared.of_x;
-    let products = match of_x {
+    let bias_factor = match (affine, operands.blocks) {
+        (true, Some(blocks)) => blocks.bias_factor().unwrap_or(1.0),
+        (true, None) => operands.bias_factor,
+        (false, _) => OF_FLOATS.1,
+    };
+    let (of_x, rows) = (operands.prepared.of_x, band.len());
+    let mut part = if of_x == OfX::Prepared && rows >= 8 { PART } else { FEW };
+    let mut words: Option<Transpose> = Some(words::words::<V, F>);
+    let mut products: Multiply = match of_x {
         OfX::Pairs if const { V::DOTS_BF16 } => floats::products::<V, InBf16>,
         OfX::Floats => floats::products::<V, InF32>,
         _ => bytes::products::<V>,
     };
-    let part = if of_x == OfX::Prepared && band.len() >= 8 { PART } else { FEW };
+    if const { direct::supports::<V, F>() } && of_x == OfX::Prepared && rows == 1 {
+        (part, words, products) = (LANES * operands.group, None, direct::products::<V, F>);
+    }
     let (first, to) = (operands, to.cast());
-    let block = Block { first, count, band, to, affine, apart, most, part, words, products };
+    let block =
+        Block { first, count, band, to, affine, bias_factor, apart, most, part, words, products };
     // SAFETY: the caller's contract.
     unsafe { blocks::<V>(block) };
 }

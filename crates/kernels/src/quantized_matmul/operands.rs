@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::format::{Format, Scales};
 use super::k_quant::Blocks;
 use super::prepare::{OfX, Prepared};
-use super::{Call, Mode, Weights};
+use super::{Call, Weights};
 use crate::element::Element;
 use crate::simd::{F32x16, LANES, prefetch_far};
 
@@ -22,8 +22,8 @@ pub(super) struct Operands<'a> {
     pub packed: *const u8,
     /// The row's scales and biases.
     scales: Scales,
-    /// Whether the scales, and the biases with them, are the blocks of K-quants.
-    in_blocks: bool,
+    /// The layout of the scales and biases, if they are the blocks of K-quants.
+    pub blocks: Option<Blocks>,
     /// The factor of the biases that are read. It is 1, except if the scales are read in their
     /// place, because each bias is the scale times this factor.
     pub bias_factor: f32,
@@ -34,9 +34,6 @@ pub(super) struct Operands<'a> {
     pub step: usize,
     /// Scales are prefetched this many bytes ahead of their loads.
     ahead: usize,
-    /// If the scales of K-quants are written out, the address of the blocks of scales of a later
-    /// row, which are prefetched with this row, and their size in bytes.
-    pub next: (*const u8, usize),
     pub axis: usize,
     pub group: usize,
     pub prepared: &'a Prepared,
@@ -52,9 +49,8 @@ impl<'a> Operands<'a> {
     pub fn first(kind: Kind, call: &Call, weights: &Weights, prepared: &'a Prepared) -> Self {
         let &Weights { packed, scales, biases, .. } = weights;
         let &Call { axis, group, .. } = call;
-        let blocks = Blocks::of_call(call).filter(|_| kind.in_blocks);
-        let written_out = (call.mode == Mode::KQuant).then_some(Element::F32);
-        let element = written_out.or(kind.element).unwrap_or(call.of_scales);
+        let blocks = Blocks::of_call(call);
+        let element = kind.element.unwrap_or(call.of_scales);
         // Rows in their place have the bits of longer prompts, which read the biases.
         let (biases, bias_factor) = match call.centered && prepared.of_x == OfX::Prepared {
             true => (scales, -((1 << (kind.bits - 1)) as f32)),
@@ -69,13 +65,12 @@ impl<'a> Operands<'a> {
         Self {
             packed,
             scales: Scales { element, scales, biases },
-            in_blocks: blocks.is_some(),
+            blocks,
             bias_factor,
             bytes: axis * kind.bits / 8,
             scale_bytes: of_weights(axis),
             step: of_weights(LANES * group),
             ahead: of_weights(AHEAD * 8 / kind.bits),
-            next: (std::ptr::null(), 0),
             axis,
             group,
             prepared,
@@ -87,7 +82,6 @@ impl<'a> Operands<'a> {
     pub fn below(mut self, rows: usize) -> Self {
         self.packed = self.packed.wrapping_add(rows * self.bytes);
         self.scales = self.scales.after(rows * self.scale_bytes);
-        self.next.0 = self.next.0.wrapping_add(rows * self.next.1);
         self
     }
 
@@ -106,7 +100,7 @@ impl<'a> Operands<'a> {
     pub unsafe fn load_scales<V: F32x16, F: Format>(&self, here: &Scales, count: usize) -> [V; 2] {
         // SAFETY: the caller's contract; rows of K-quants are full blocks.
         unsafe {
-            if const { F::IN_BLOCKS } && self.in_blocks {
+            if const { F::IN_BLOCKS } && self.blocks.is_some() {
                 let blocks = Blocks::of_bits(F::BITS, self.group);
                 return blocks.scales(here.scales, count);
             }
@@ -137,9 +131,6 @@ pub(super) struct Kind {
     pub bits: usize,
     pub affine: bool,
     pub element: Option<Element>,
-    /// Whether the products read the scales of K-quants in their blocks. Otherwise these scales are
-    /// written out in f32.
-    pub in_blocks: bool,
     /// The largest number of rows of x in a band.
     pub band: usize,
     /// Multiplies rows of weights, in blocks of sixteen, with a band of rows of x. It writes block

@@ -37,37 +37,22 @@ fn floats<const DOTS: bool>((low, high): (__m256, __m256)) -> Avx2<DOTS> {
     Avx2(low, high)
 }
 
-impl<const DOTS: bool> Add for Avx2<DOTS> {
-    type Output = Self;
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        floats(both!(_mm256_add_ps(self, other)))
-    }
+macro_rules! operator {
+    ($operator:ident, $method:ident, $call:ident) => {
+        impl<const DOTS: bool> $operator for Avx2<DOTS> {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                floats(both!($call(self, other)))
+            }
+        }
+    };
 }
 
-impl<const DOTS: bool> Sub for Avx2<DOTS> {
-    type Output = Self;
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        floats(both!(_mm256_sub_ps(self, other)))
-    }
-}
-
-impl<const DOTS: bool> Mul for Avx2<DOTS> {
-    type Output = Self;
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        floats(both!(_mm256_mul_ps(self, other)))
-    }
-}
-
-impl<const DOTS: bool> Div for Avx2<DOTS> {
-    type Output = Self;
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        floats(both!(_mm256_div_ps(self, other)))
-    }
-}
+operator!(Add, add, _mm256_add_ps);
+operator!(Sub, sub, _mm256_sub_ps);
+operator!(Mul, mul, _mm256_mul_ps);
+operator!(Div, div, _mm256_div_ps);
 
 impl<const DOTS: bool> Tiles for Avx2<DOTS> {}
 
@@ -278,6 +263,11 @@ impl<const DOTS: bool> Lanes for Avx2<DOTS> {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(a: Self::Int, to: *mut u8) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { numbers::store_bytes(a, to) }
+    }
+    #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> Self::Int {
         // SAFETY: sixteen bytes are readable; no alignment is needed.
         let bytes = unsafe { _mm_loadu_si128(from.cast()) };
@@ -359,6 +349,26 @@ impl<const DOTS: bool> F32x16 for Avx2<DOTS> {
         // SAFETY: the caller upholds the contract.
         unsafe { numbers::load_stream::<BITS>(from) }
     }
+    #[inline(always)]
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> Self::Int {
+        // SAFETY: the caller upholds the contract.
+        unsafe { numbers::load_codes::<BITS>(from) }
+    }
+    #[inline(always)]
+    fn sums_of_quarters([a, b, c, d]: [Self::Int; 4]) -> Self::Int {
+        lanes!((
+            bytes::quarters::<DOTS>([a.0, b.0, c.0, d.0]),
+            bytes::quarters::<DOTS>([a.1, b.1, c.1, d.1])
+        ))
+    }
+    #[inline(always)]
+    fn unzip_lanes(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        lanes!(numbers::unzip_lanes(a, b))
+    }
+    #[inline(always)]
+    fn unzip_quarters(a: Self::Int, b: Self::Int) -> [Self::Int; 2] {
+        lanes!(numbers::unzip_quarters(a, b))
+    }
     const ADDS_PAIRS: bool = !DOTS;
     #[inline(always)]
     fn add_pairs(sums: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int {
@@ -375,26 +385,10 @@ impl<const DOTS: bool> F32x16 for Avx2<DOTS> {
     }
     #[inline(always)]
     fn permute(self, index: Self::Int) -> Self {
-        let pick = |index: __m256i| {
-            lanes!({
-                let low = _mm256_permutevar8x32_ps(self.0, index);
-                let high = _mm256_permutevar8x32_ps(self.1, index);
-                let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index));
-                _mm256_blendv_ps(low, high, upper)
-            })
-        };
-        Self(pick(index.0), pick(index.1))
+        lanes!(Self(numbers::pick(self, index.0), numbers::pick(self, index.1)))
     }
     #[inline(always)]
     fn low_fp4(a: Self::Int) -> Self {
-        let decode = |a: __m256i| {
-            lanes!({
-                let table = _mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0);
-                let sign =
-                    _mm256_and_si256(_mm256_slli_epi32::<28>(a), _mm256_set1_epi32(i32::MIN));
-                _mm256_or_ps(_mm256_permutevar8x32_ps(table, a), _mm256_castsi256_ps(sign))
-            })
-        };
-        Self(decode(a.0), decode(a.1))
+        lanes!(Self(numbers::fp4(a.0), numbers::fp4(a.1)))
     }
 }

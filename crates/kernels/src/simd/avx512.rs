@@ -34,37 +34,22 @@ fn first(count: usize) -> u16 {
     ((1u32 << count) - 1) as u16
 }
 
-impl<const BF16: bool> Add for Avx512<BF16> {
-    type Output = Self;
-    #[inline(always)]
-    fn add(self, other: Self) -> Self {
-        Self(lanes!(_mm512_add_ps(self.0, other.0)))
-    }
+macro_rules! operator {
+    ($operator:ident, $method:ident, $call:ident) => {
+        impl<const BF16: bool> $operator for Avx512<BF16> {
+            type Output = Self;
+            #[inline(always)]
+            fn $method(self, other: Self) -> Self {
+                Self(lanes!($call(self.0, other.0)))
+            }
+        }
+    };
 }
 
-impl<const BF16: bool> Sub for Avx512<BF16> {
-    type Output = Self;
-    #[inline(always)]
-    fn sub(self, other: Self) -> Self {
-        Self(lanes!(_mm512_sub_ps(self.0, other.0)))
-    }
-}
-
-impl<const BF16: bool> Mul for Avx512<BF16> {
-    type Output = Self;
-    #[inline(always)]
-    fn mul(self, other: Self) -> Self {
-        Self(lanes!(_mm512_mul_ps(self.0, other.0)))
-    }
-}
-
-impl<const BF16: bool> Div for Avx512<BF16> {
-    type Output = Self;
-    #[inline(always)]
-    fn div(self, other: Self) -> Self {
-        Self(lanes!(_mm512_div_ps(self.0, other.0)))
-    }
-}
+operator!(Add, add, _mm512_add_ps);
+operator!(Sub, sub, _mm512_sub_ps);
+operator!(Mul, mul, _mm512_mul_ps);
+operator!(Div, div, _mm512_div_ps);
 
 impl<const BF16: bool> Lanes for Avx512<BF16> {
     type Register = Self;
@@ -359,6 +344,10 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
         if BF16 { a } else { lanes!(_mm512_madd_epi16(a, _mm512_set1_epi16(1))) }
     }
     #[inline(always)]
+    fn sums_of_quarters(sums: [__m512i; 4]) -> __m512i {
+        lanes!(whole::sums_of_quarters::<BF16>(sums))
+    }
+    #[inline(always)]
     fn transpose(rows: [Self; LANES]) -> [Self; LANES] {
         lanes!(transmute::<[__m512; LANES], [Self; LANES]>(transpose(registers(rows))))
     }
@@ -383,6 +372,11 @@ impl<const BF16: bool> F32x16 for Avx512<BF16> {
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
         // SAFETY: the caller upholds the contract.
         unsafe { whole::load_stream::<BITS>(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> __m512i {
+        // SAFETY: the caller upholds the contract.
+        unsafe { whole::load_codes::<BITS>(from) }
     }
     #[inline(always)]
     unsafe fn store_stream<const BITS: usize>(a: __m512i, to: *mut u8) {

@@ -47,7 +47,6 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
         to: *mut f32,
     ) {
         let (mut words, mut to) = ([Self::splat(0.0); LANES], to);
-        let mask = Self::splat_int(0x0f0f_0f0f);
         // SAFETY: the caller upholds the contract.
         unsafe {
             for (word, row) in words.iter_mut().zip(rows) {
@@ -56,9 +55,8 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
             for word in Self::transpose(words) {
                 if NIBBLES {
                     let codes = word.to_bits();
-                    Self::from_bits(Self::and_int(codes, mask)).store(to);
-                    let high = Self::and_int(Self::shift_right::<4>(codes), mask);
-                    Self::from_bits(high).store(to.wrapping_add(LANES));
+                    Self::from_bits(Self::byte_fields(codes, 0, 4)).store(to);
+                    Self::from_bits(Self::byte_fields(codes, 4, 4)).store(to.wrapping_add(LANES));
                     to = to.wrapping_add(2 * LANES);
                 } else {
                     word.store(to);
@@ -93,6 +91,18 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     unsafe fn load_stream<const BITS: usize>(from: *const u8) -> Self::Int {
         // SAFETY: the caller upholds the contract.
         unsafe { stream::load::<Self, BITS>(from) }
+    }
+    /// Loads 64 numbers of 2, 3, 5 or 6 bits from a little-endian bit stream as bytes.
+    /// # Safety
+    /// `from` is readable for `8 * BITS` bytes.
+    #[inline(always)]
+    unsafe fn load_codes<const BITS: usize>(from: *const u8) -> Self::Int {
+        let mut quarters = [Self::splat_int(0); 4];
+        for (i, quarter) in quarters.iter_mut().enumerate() {
+            // SAFETY: the caller upholds the contract.
+            *quarter = unsafe { Self::load_stream::<BITS>(from.add(2 * BITS * i)) };
+        }
+        stream::bytes::<Self>(quarters, BITS)
     }
     /// Interleaves 64-bit words of `a` and `b`: the first result alternates their even words, and
     /// the second their odd words.
@@ -176,6 +186,15 @@ pub trait F32x16: Lanes + tiles::Tiles + Parts {
     #[inline(always)]
     fn sums_of_pairs(a: Self::Int) -> Self::Int {
         a
+    }
+    /// Adds up the sums that [`add_pairs`](Self::add_pairs) computed within each 128-bit quarter.
+    /// Lane i of a quarter of the result is of vector i. Sums of sixteen bits are in ±16383.
+    #[inline(always)]
+    fn sums_of_quarters([a, b, c, d]: [Self::Int; 4]) -> Self::Int {
+        let [a, b] = Self::unzip_lanes(Self::sums_of_pairs(a), Self::sums_of_pairs(b));
+        let [c, d] = Self::unzip_lanes(Self::sums_of_pairs(c), Self::sums_of_pairs(d));
+        let [even, odd] = Self::unzip_lanes(Self::add_int(a, b), Self::add_int(c, d));
+        Self::add_int(even, odd)
     }
     /// Packs lanes below `2^BITS` into the bit stream that [`load_stream`](Self::load_stream)
     /// reads.

@@ -97,13 +97,14 @@ pub trait Lanes:
 
     /// Loads the first `count <= 16` floats and fills up with zeros.
     /// # Safety
-    /// `from` is readable for `count` floats.
+    /// `from` is readable for `count` floats; no alignment is needed.
     #[inline(always)]
     unsafe fn load_first(from: *const f32, count: usize) -> Self {
-        let mut block = [0.0; LANES];
+        let mut block = [0.0f32; LANES];
+        let (bytes, to) = (count * size_of::<f32>(), block.as_mut_ptr().cast::<u8>());
         // SAFETY: the caller vouches for `count` floats at `from`; the block holds sixteen.
         unsafe {
-            std::ptr::copy_nonoverlapping(from, block.as_mut_ptr(), count);
+            std::ptr::copy_nonoverlapping(from.cast(), to, bytes);
             Self::load(block.as_ptr())
         }
     }

@@ -35,6 +35,44 @@ impl<const BITS: usize> Places<BITS> {
     };
 }
 
+/// The positions of sixteen numbers of `BITS` bits, 2, 3, 5 or 6, in a bit stream of `2 * BITS`
+/// bytes, for code that unpacks two neighbors in each 16-bit word.
+pub struct Couples<const BITS: usize>;
+
+impl<const BITS: usize> Couples<BITS> {
+    /// Multiplying a word by its factor moves its first number to this bit.
+    const BIT: usize = if BITS == 6 { 4 } else { 6 };
+    /// Shifting the product down by these numbers of bits moves the first number to the lower byte,
+    /// or the second number to the upper byte.
+    pub const SHIFTS: [i32; 2] = [Self::BIT as i32, (Self::BIT + BITS - 8) as i32];
+    /// For each word, the factor.
+    pub const FACTORS: [u16; LANES / 2] = {
+        let mut factors = [0; LANES / 2];
+        let mut i = 0;
+        while i < LANES / 2 {
+            factors[i] = 1 << (Self::BIT - 2 * i * BITS % 8);
+            i += 1;
+        }
+        factors
+    };
+
+    /// For each word, the indices of the two bytes that contain its numbers, if the stream begins
+    /// at byte `first`. An index beyond byte 15 yields zero, since such a byte has no number.
+    pub const fn bytes(first: usize) -> [u8; LANES] {
+        let mut bytes = [0x80; LANES];
+        let mut i = 0;
+        while i < LANES / 2 {
+            let byte = first + 2 * i * BITS / 8;
+            bytes[2 * i] = byte as u8;
+            if byte < 15 {
+                bytes[2 * i + 1] = byte as u8 + 1;
+            }
+            i += 1;
+        }
+        bytes
+    }
+}
+
 /// Implements [`F32x16::load_stream`](super::F32x16::load_stream).
 ///
 /// # Safety
@@ -53,6 +91,19 @@ pub unsafe fn load<V: Lanes, const BITS: usize>(from: *const u8) -> V::Int {
         });
         V::load(words.as_ptr().cast()).to_bits()
     }
+}
+
+/// Returns the low `bits` bits of each lane as bytes.
+#[inline(always)]
+pub fn bytes<V: Lanes>(quarters: [V::Int; 4], bits: usize) -> V::Int {
+    let mut bytes = [0.0f32; LANES];
+    let mask = V::splat_int((1 << bits) - 1);
+    for (quarter, to) in quarters.into_iter().zip(bytes.chunks_exact_mut(LANES / 4)) {
+        // SAFETY: there is room for sixteen bytes.
+        unsafe { V::store_bytes(V::and_int(quarter, mask), to.as_mut_ptr().cast()) };
+    }
+    // SAFETY: the array is a full vector, and `load` accepts any bit pattern.
+    unsafe { V::load(bytes.as_ptr()).to_bits() }
 }
 
 /// Implements [`F32x16::load_lanes`](super::F32x16::load_lanes).

@@ -82,7 +82,7 @@ impl Bytes<'_> {
                 x[r] = prepared.row::<f32>(m).add(self.0.groups.start * per_group);
                 of_x[r] = prepared.sums(m).add(self.0.groups.start);
             }
-            let mut words = self.0.words;
+            let mut words = self.0.words.cast_const();
             for index in 0..self.0.groups.len() {
                 let mut total = [V::splat_int(0); R];
                 for _ in 0..per_group / STEP {
@@ -106,12 +106,11 @@ impl Bytes<'_> {
                         };
                     }
                 }
-                let scale = V::load(self.0.scales.add(index * LANES));
-                let bias = V::load(self.0.scales.add((LANES + index) * LANES));
+                let scales = [self.0.scales::<V>(index), self.0.biases::<V>(index)];
                 for r in 0..R {
                     let of_x = of_x[r].add(index);
                     let of_x = [V::splat(*of_x.add(padded)), V::splat(*of_x)];
-                    sums[r] = added(total[r], [scale, bias], of_x, sums[r]);
+                    sums[r] = added(total[r], scales, of_x, sums[r]);
                 }
             }
             for (r, sums) in sums.into_iter().enumerate() {
@@ -125,6 +124,6 @@ impl Bytes<'_> {
 /// Scales the total of a group and adds it to `before`. `w` is the scale and the bias of the
 /// weights, and `x` is the scale and the scaled sum of x.
 #[inline(always)]
-fn added<V: F32x16>(total: V::Int, w: [V; 2], x: [V; 2], before: V) -> V {
+pub fn added<V: F32x16>(total: V::Int, w: [V; 2], x: [V; 2], before: V) -> V {
     V::from_int(total).mul_add(w[0] * x[0], w[1].mul_add(x[1], before))
 }

@@ -7,7 +7,8 @@ use super::super::operands::Operands;
 #[cfg(target_arch = "x86_64")]
 use super::super::unpack::paired;
 use super::block::{Block, FEW, Part};
-use super::words::{BYTES, OF_FLOATS};
+use super::scales::OF_FLOATS;
+use super::words::BYTES;
 use crate::linear::arithmetic::Arithmetic;
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
@@ -65,12 +66,11 @@ impl<A: Arithmetic> Products<'_, A> {
     /// The contract of [`products`]; `to` has room for the weights.
     #[inline(always)]
     unsafe fn decode<V: F32x16, const AFFINE: bool>(&self, mut to: *mut f32) {
-        let Part { block: Block { first, apart, .. }, ref groups, mut words, scales } = *self.0;
+        let Part { block: Block { first, apart, .. }, ref groups, mut words, .. } = *self.0;
         for index in 0..groups.len() {
             // SAFETY: the caller's contract. A group has an even number of words.
             unsafe {
-                let scale = V::load(scales.add(index * LANES));
-                let bias = V::load(scales.add((LANES + index) * LANES));
+                let (scale, bias) = (self.0.scales::<V>(index), self.0.biases::<V>(index));
                 for _ in 0..first.group / CODES {
                     let mut weights = [V::splat(0.0); CODES];
                     for (word, weights) in weights.chunks_exact_mut(BYTES).enumerate() {

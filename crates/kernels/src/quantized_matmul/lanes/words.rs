@@ -1,19 +1,18 @@
-//! Transposes the codes and the scales of sixteen rows of weights.
+//! Transposes the codes of sixteen rows of weights.
 
 use std::array::from_fn;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::format::{Floats, Format, Scales};
+use super::super::format::Format;
 use super::super::operands::Operands;
-use crate::element::{Float, with_element};
 use crate::simd::{F32x16, Kernel, LANES, Lines, prefetch_far};
 
 /// The number of bytes in a word.
 pub const BYTES: usize = 4;
 /// The largest number of weights of a row that are transposed at once.
 pub const PART: usize = 512;
-/// Weights and scales are prefetched this many rows ahead of their loads.
+/// Scales, and weights that are transposed, are prefetched this many rows ahead of their loads.
 pub const AHEAD: usize = 2 * LANES;
 /// The number of bytes in a cache line.
 pub const LINE: usize = 64;
@@ -24,12 +23,18 @@ pub const fn splits_pairs(affine: bool, bits: u32) -> bool {
     affine && bits == 4
 }
 
+/// The place of the element that becomes element `to`, if in each eight elements those with even
+/// places move before the others.
+pub fn before_odd(to: usize) -> usize {
+    to / 8 * 8 + to % 4 * 2 + to / 4 % 2
+}
+
 /// The addresses of sixteen rows of weights.
 pub struct Rows {
     /// The last row of weights replaces rows beyond it.
-    packed: [*const u8; LANES],
-    /// The address of the rows that are prefetched meanwhile.
-    later: *const u8,
+    pub packed: [*const u8; LANES],
+    /// The number of bytes of a row.
+    bytes: usize,
 }
 
 impl Rows {
@@ -39,7 +44,13 @@ impl Rows {
         for row in 1..LANES {
             packed[row] = packed[row - 1].wrapping_add(if row < count { first.bytes } else { 0 });
         }
-        Self { packed, later: first.packed.wrapping_add(AHEAD * first.bytes) }
+        Self { packed, bytes: first.bytes }
+    }
+
+    /// The address of the rows that are prefetched meanwhile, `ahead` rows ahead.
+    #[inline(always)]
+    pub fn later(&self, ahead: usize) -> *const u8 {
+        self.packed[0].wrapping_add(ahead * self.bytes)
     }
 }
 
@@ -52,7 +63,7 @@ impl Rows {
 /// `PART` weights of sixteen rows, and the machine has the features of the vectors.
 pub unsafe fn words<V: F32x16, F: Format>(rows: &Rows, weights: Range<usize>, to: *mut f32) {
     let [at, bytes] = [weights.start, weights.len()].map(|weights| weights / 8 * F::BITS as usize);
-    let (packed, later) = (&rows.packed, rows.later.wrapping_add(LANES * at));
+    let (packed, later) = (&rows.packed, rows.later(AHEAD).wrapping_add(LANES * at));
     // SAFETY: the caller's contract.
     unsafe {
         if const { splits_pairs(F::AFFINE, F::BITS) } {
@@ -143,122 +154,49 @@ impl<const NIBBLES: bool> Kernel for Words<'_, NIBBLES> {
     }
 }
 
-/// Writes the codes of `count` weights as bytes. The weights are complete groups. Codes of 4-bit
-/// floats become nonnegative integers.
+/// Writes the codes of `count` weights as bytes, in full lines. Affine codes do not have four or
+/// eight bits. Codes of 4-bit floats become nonnegative integers.
 #[inline(always)]
 unsafe fn codes<V: F32x16, F: Format>(packed: *const u8, count: usize, out: *mut u8) {
-    // SAFETY: the caller provides the weights and the bytes; groups are multiples of 32.
+    // SAFETY: the caller provides the weights and the bytes; `count` is a multiple of 32, so that
+    // the weights of a part of a line are `BITS` words.
     unsafe {
-        for at in (0..count).step_by(LANES) {
-            let mut codes = F::in_order::<V>(packed.add(at / 8 * F::BITS as usize));
-            if !F::AFFINE {
-                codes = codes.mul_add(V::splat(2.0), V::splat(12.0));
+        if const { F::AFFINE } {
+            for at in (0..count).step_by(LINE) {
+                let (from, codes) = (packed.add(at / 8 * F::BITS as usize), out.add(at).cast());
+                if count - at >= LINE {
+                    V::from_bits(load_codes::<V, F>(from)).store(codes);
+                } else {
+                    let mut copy = [0.0f32; LANES];
+                    V::load_first(from.cast(), F::BITS as usize).store(copy.as_mut_ptr());
+                    V::from_bits(load_codes::<V, F>(copy.as_ptr().cast())).store(codes);
+                }
             }
+            return;
+        }
+        for at in (0..count).step_by(LANES) {
+            let codes = F::in_order::<V>(packed.add(at / 8 * F::BITS as usize));
+            let codes = codes.mul_add(V::splat(2.0), V::splat(12.0));
             V::store_bytes(codes.to_int(), out.add(at));
         }
     }
 }
 
-/// The code of a 4-bit float is twice the float, plus twelve. So its scale is half of the scale of
-/// the float, and its bias is -12 times its scale.
-pub const OF_FLOATS: (f32, f32) = (0.5, -12.0);
-
-/// Writes scales of sixteen rows of weights to `to`, and biases [`LANES`] vectors after them. A
-/// vector has the scales of a group. The last of the `count` rows replaces rows beyond it.
-pub struct OfGroups<'a> {
-    pub first: &'a Operands<'a>,
-    pub count: usize,
-    pub affine: bool,
-    /// At most sixteen groups.
-    pub groups: Range<usize>,
-    pub to: *mut f32,
-}
-
-impl Kernel for OfGroups<'_> {
-    const BF16: bool = true;
-    const ONLY_BF16: bool = Self::BF16;
-    const BYTES: bool = true;
-    const PAIRS: bool = true;
-
-    #[inline(always)]
-    unsafe fn run<V: F32x16>(self) {
-        let Scales { element, scales, biases } = self.first.scales(None);
-        let biases_at = LANES * LANES;
-        let (unit, factor) = match self.affine {
-            true => (1.0, self.first.bias_factor),
-            false => OF_FLOATS,
-        };
-        let reads_biases = factor == 1.0;
-        let mut rows = Lines::<{ LANES * LANES }>::uninit();
-        let rows = rows.as_mut_ptr();
-        let addresses = from_fn(|row| rows.cast_const().wrapping_add(row * LANES).cast());
-        let sources = [(scales, 0), (biases, biases_at)];
-        // SAFETY: the caller's contract; there is room for sixteen vectors, and as many again.
-        unsafe {
-            for (from, at) in sources.into_iter().take(1 + usize::from(reads_biases)) {
-                match self.affine {
-                    true => with_element!(element, T => self.load::<V, T>(from, rows)),
-                    false => self.load_bytes::<V>(Scales { element, scales, biases }, rows),
-                }
-                V::transpose_words::<false>(&addresses, 0, self.to.add(at));
-            }
-            if reads_biases {
-                return;
-            }
-            for at in (0..biases_at).step_by(LANES) {
-                let scale = V::load(self.to.add(at)) * V::splat(unit);
-                scale.store(self.to.add(at));
-                (scale * V::splat(factor)).store(self.to.add(biases_at + at));
-            }
-        }
-    }
-}
-
-impl OfGroups<'_> {
-    /// The offset of the scales of each of the sixteen rows. The compiler does not know the number
-    /// of rows, and so does not unroll loops over them, which would take 10 KB.
-    #[inline(always)]
-    fn rows(&self) -> impl Iterator<Item = usize> {
-        let (count, bytes) = (self.count, self.first.scale_bytes);
-        (0..count.next_multiple_of(LANES)).map(move |row| row.min(count - 1) * bytes)
-    }
-
-    /// Loads scales or biases, which begin at `from`, for each of the rows.
-    #[inline(always)]
-    unsafe fn load<V: F32x16, T: Float>(&self, from: *const u8, to: *mut f32) {
-        let from = from.cast::<T>().wrapping_add(self.groups.start);
-        let count = self.groups.len();
-        // SAFETY: the caller's contract.
-        unsafe {
-            if count == LANES && self.count == LANES {
-                for row in 0..LANES {
-                    let from = from.wrapping_byte_add(row * self.first.scale_bytes);
-                    T::load::<V>(from).store(to.add(row * LANES));
-                }
-                return;
-            }
-            for (row, offset) in self.rows().enumerate() {
-                let from = from.wrapping_byte_add(offset);
-                T::load_block::<V>(from, count).store(to.add(row * LANES));
-            }
-        }
-    }
-
-    /// Loads scales of one byte. Groups of `Nvfp4` have sixteen weights, and groups of `Mxfp4` have
-    /// 32.
-    #[inline(always)]
-    unsafe fn load_bytes<V: F32x16>(&self, of: Scales, to: *mut f32) {
-        let (at, count) = (self.groups.start, self.groups.len());
-        for (row, offset) in self.rows().enumerate() {
-            let of = of.after(offset);
-            // SAFETY: the caller's contract.
-            unsafe {
-                let [scales, _] = match self.first.group {
-                    16 => Floats::<4, true>::scales::<V>(&of, at, count),
-                    _ => Floats::<4, false>::scales::<V>(&of, at, count),
-                };
-                scales.store(to.add(row * LANES));
-            }
+/// Loads the codes of 64 weights as bytes, or with [`splits_pairs`] those of 128 weights, two in
+/// each byte.
+///
+/// # Safety
+/// The weights are readable; the format is affine.
+#[inline(always)]
+pub unsafe fn load_codes<V: F32x16, F: Format>(from: *const u8) -> V::Int {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match F::BITS {
+            2 => V::load_codes::<2>(from),
+            3 => V::load_codes::<3>(from),
+            5 => V::load_codes::<5>(from),
+            6 => V::load_codes::<6>(from),
+            _ => V::load(from.cast()).to_bits(),
         }
     }
 }

@@ -24,3 +24,17 @@ pub unsafe fn sums<const DOTS: bool>(a: __m256i) -> __m256i {
     // SAFETY: the caller promises AVX2.
     unsafe { if DOTS { a } else { _mm256_madd_epi16(a, _mm256_set1_epi16(1)) } }
 }
+
+/// Implements [`F32x16::sums_of_quarters`](super::super::F32x16::sums_of_quarters) for a register.
+#[inline(always)]
+pub unsafe fn quarters<const DOTS: bool>([a, b, c, d]: [__m256i; 4]) -> __m256i {
+    // SAFETY: the caller promises AVX2.
+    unsafe {
+        if DOTS {
+            return _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+        }
+        let ab = _mm256_add_epi16(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+        let cd = _mm256_add_epi16(_mm256_unpacklo_epi64(c, d), _mm256_unpackhi_epi64(c, d));
+        _mm256_hadd_epi32(sums::<DOTS>(ab), sums::<DOTS>(cd))
+    }
+}

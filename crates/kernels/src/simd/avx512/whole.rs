@@ -4,7 +4,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::stream::Places;
+use super::super::stream::{Couples, Places};
 use super::LANES;
 
 /// The sum of all lanes. Each step adds the upper half to the lower half.
@@ -129,6 +129,59 @@ pub unsafe fn load_stream<const BITS: usize>(from: *const u8) -> __m512i {
         };
         let pairs = _mm512_shuffle_epi8(stream, _mm512_loadu_si512(bytes.as_ptr().cast()));
         _mm512_srlv_epi32(pairs, _mm512_loadu_si512(shifts.as_ptr().cast()))
+    }
+}
+
+/// Implements [`F32x16::load_codes`](super::super::F32x16::load_codes).
+///
+/// # Safety
+/// `from` is readable for `8 * BITS` bytes, at most 48.
+#[inline(always)]
+pub unsafe fn load_codes<const BITS: usize>(from: *const u8) -> __m512i {
+    // Each quarter gets the 16-bit words of its sixteen numbers.
+    let words: [u16; 32] = std::array::from_fn(|i| (i / 8 * BITS + i % 8) as u16);
+    let bytes = const { Couples::<BITS>::bytes(0) };
+    // SAFETY: the mask confines the access to the packed numbers; the arrays have 64 and 16 bytes.
+    unsafe {
+        let stream = _mm512_maskz_loadu_epi32((1 << (2 * BITS)) - 1, from.cast());
+        let words = _mm512_permutexvar_epi16(_mm512_loadu_si512(words.as_ptr().cast()), stream);
+        let bytes = _mm512_broadcast_i32x4(_mm_loadu_si128(bytes.as_ptr().cast()));
+        let factors = _mm_loadu_si128(Couples::<BITS>::FACTORS.as_ptr().cast());
+        let words = _mm512_shuffle_epi8(words, bytes);
+        let words = _mm512_mullo_epi16(words, _mm512_broadcast_i32x4(factors));
+        let (mask, shifts) = ((1 << BITS) - 1, Couples::<BITS>::SHIFTS);
+        let first = _mm512_srl_epi16(words, _mm_cvtsi32_si128(shifts[0]));
+        let first = _mm512_and_si512(first, _mm512_set1_epi16(mask));
+        let next = _mm512_srl_epi16(words, _mm_cvtsi32_si128(shifts[1]));
+        _mm512_or_si512(first, _mm512_and_si512(next, _mm512_set1_epi16(mask << 8)))
+    }
+}
+
+/// Implements [`F32x16::sums_of_quarters`](super::super::F32x16::sums_of_quarters). With `DOTS`,
+/// sums have 32 bits.
+#[inline(always)]
+pub unsafe fn sums_of_quarters<const DOTS: bool>([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    // SAFETY: the caller promises AVX-512.
+    unsafe {
+        let (ab, cd) = if DOTS {
+            (neighbors(a, b), neighbors(c, d))
+        } else {
+            let ab = _mm512_add_epi16(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+            let cd = _mm512_add_epi16(_mm512_unpacklo_epi64(c, d), _mm512_unpackhi_epi64(c, d));
+            let one = _mm512_set1_epi16(1);
+            (_mm512_madd_epi16(ab, one), _mm512_madd_epi16(cd, one))
+        };
+        neighbors(ab, cd)
+    }
+}
+
+/// Within each quarter, adds neighboring lanes of `a`, then of `b`.
+#[inline(always)]
+unsafe fn neighbors(a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: the caller promises AVX-512.
+    unsafe {
+        let [even, odd] = unzip_lanes(a, b);
+        _mm512_add_epi32(even, odd)
     }
 }
 

@@ -28,7 +28,9 @@ pub fn byte_machines() -> impl Iterator<Item = Machine> {
 /// that the kernel loses no further precision.
 fn products_of_bytes<T: Sample>() {
     for format in FORMATS.into_iter().filter(|format| format.0 != Mode::Mxfp8) {
-        for (group, axis) in [(32, 32), (64, 1088), (128, 384), (32, 2080), (64, 4160)] {
+        for (group, axis) in
+            [(32, 32), (32, 96), (64, 1088), (128, 384), (32, 2080), (64, 4160), (128, 2176)]
+        {
             match format.0 {
                 Mode::Nvfp4 if group == 32 => products_of_bytes_of::<T>(format, 16, axis),
                 Mode::Mxfp4 | Mode::Nvfp4 if group != 32 => {}
@@ -39,7 +41,7 @@ fn products_of_bytes<T: Sample>() {
 }
 
 pub fn products_of_bytes_of<T: Sample>(format: (Mode, u32), group: usize, axis: usize) {
-    for rows in [1, 15, 33] {
+    for rows in [1, 15, 65] {
         let matrices = [29, 3].map(|columns| Matrix::<T>::random(format, columns, axis, group));
         let x: Vec<T> = values(rows * axis, 2.0);
         let x8 = in_bytes(&x, group);
@@ -104,7 +106,7 @@ fn the_largest_sums_of_bytes_fit() {
             if format.1 == 8 && machine.level.adds_pairs_of_bytes() {
                 continue; // see `eight_bits_stay_exact_where_bytes_would_overflow`
             }
-            for (rows, value) in [(1, 1.0), (4, 1.0), (33, -1.0)] {
+            for (rows, value) in [(1, 1.0), (1, -1.0), (4, 1.0), (33, -1.0)] {
                 let x = vec![value; rows * axis];
                 let mut out = vec![0.0f32; rows * 16];
                 let call = plain(format, group, &x, axis, &weights, &mut out);
