@@ -126,17 +126,16 @@ impl OfGroups<'_> {
                     let mut integers = V::load(words).to_bits();
                     words = words.add(LANES);
                     for index in word * BYTES..(word + 1) * BYTES {
-                        let integer = V::and_int(integers, byte);
+                        let mut integer = V::and_int(integers, byte);
                         integers = V::shift_right::<8>(integers);
                         if blocks.bias_factor().is_some() {
-                            let integer = V::add_int(integer, V::splat_int(-128));
-                            (V::from_int(integer) * step).store(to.add(index * LANES));
-                        } else if index < each {
-                            (V::from_int(integer) * step).store(to.add(index * LANES));
-                        } else {
-                            let to = to.add(APART + (index - each) * LANES);
-                            (V::from_int(integer) * next).store(to);
+                            integer = V::add_int(integer, V::splat_int(-128));
                         }
+                        let (step, at) = match index < each {
+                            true => (step, index * LANES),
+                            false => (next, APART + (index - each) * LANES),
+                        };
+                        (V::from_int(integer) * step).store(to.add(at));
                     }
                 }
                 to = to.add(each * LANES);
