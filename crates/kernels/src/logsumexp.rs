@@ -10,9 +10,9 @@ mod gradient;
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
+use super::math::{RAISE, add_raised_exponential};
 use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
-use super::softmax::exponential;
 use super::{Machine, Shared};
 
 pub use gradient::{grad_on, logsumexp_grad};
@@ -72,7 +72,6 @@ impl Stats {
 unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count: usize) -> Stats {
     let mut max = [V::splat(f32::NEG_INFINITY); 4];
     let mut total = [V::splat(0.0); 4];
-    let mut sum = [V::splat(0.0); 2];
     let mut i = 0;
     // SAFETY: every access is within the caller's elements.
     unsafe {
@@ -101,24 +100,21 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         let max = max[0].max(max[1]).max(max[2].max(max[3])).reduce_max();
         let base = V::splat(max.max(f32::MIN));
         i = 0;
-        while i + 2 * LANES <= count {
-            for (block, sum) in sum.iter_mut().enumerate() {
-                prefetch_block(x.wrapping_add(count + i + block * LANES)); // the next chunk
-                let lanes: V = T::load_mixed(x.add(i + block * LANES));
-                *sum = *sum + exponential::<V, T>(lanes - base);
-            }
-            i += 2 * LANES;
-        }
-        for sum in &mut sum {
-            *sum = T::ordered(*sum);
-        }
-        while i < count {
-            let tail = (count - i).min(LANES);
-            let lanes: V = T::load_first(x.add(i), tail);
-            sum[0] = sum[0] + exponential::<V, T>(lanes - base).keep_first(tail, 0.0);
+        // More sums than one would take the registers of the constants.
+        let mut sum = V::splat(0.0);
+        while i + LANES <= count {
+            prefetch_block(x.wrapping_add(count + i)); // the next chunk
+            let lanes: V = T::load_mixed(x.add(i));
+            sum = add_raised_exponential::<V, T>(sum, lanes - base);
             i += LANES;
         }
-        let sum = (sum[0] + sum[1]).reduce_add();
+        sum = T::ordered(sum);
+        if i < count {
+            let lanes = T::load_first::<V>(x.add(i), count - i) - base;
+            let lanes = lanes.keep_first(count - i, f32::NEG_INFINITY);
+            sum = add_raised_exponential::<V, T>(sum, lanes);
+        }
+        let sum = sum.reduce_add() / RAISE;
         let total = ((total[0] + total[1]) + (total[2] + total[3])).reduce_add();
         Stats { max, sum, total }
     }

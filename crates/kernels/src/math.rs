@@ -14,22 +14,7 @@ struct ExpNonpositive;
 impl Function for ExpNonpositive {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        // The clamp keeps -inf out of the range reduction. At the clamp, e^x is 2^-190.
-        let x = if V::SCALES { x } else { V::splat(-131.697_97).max(x) };
-        // x = n ln 2 + r with |r| <= ln 2 / 2. Adding `INTEGERS` rounds to an integer. The high
-        // part of ln 2 is short enough that its product with n is exact.
-        let integers = V::splat(INTEGERS);
-        let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
-        let n = sum - integers;
-        let r = n.mul_add(V::splat(-0.693_359_4), x);
-        let r = n.mul_add(V::splat(2.121_944_4e-4), r);
-        let p = V::splat(1.392_621_3e-3);
-        let p = p.mul_add(r, V::splat(8.363_203e-3));
-        let p = p.mul_add(r, V::splat(4.166_655_6e-2));
-        let p = p.mul_add(r, V::splat(1.666_657_6e-1));
-        let p = p.mul_add(r, V::splat(0.5));
-        let p = p.mul_add(r, V::splat(1.0));
-        let p = p.mul_add(r, V::splat(1.0));
+        let (p, n, sum) = parts(if V::SCALES { x } else { clamped(x) });
         p.scale_by_power(n, sum)
     }
 }
@@ -46,18 +31,119 @@ struct ExpNonpositiveShort;
 impl Function for ExpNonpositiveShort {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        let t = x * V::splat(std::f32::consts::LOG2_E);
-        let t = if V::SCALES { t } else { V::splat(-190.0).max(t) };
-        let (n, sum) = t.round_to_power();
-        let r = t - n;
-        let p = V::splat(1.327_647_1e-3);
-        let p = p.mul_add(r, V::splat(9.675_541e-3));
-        let p = p.mul_add(r, V::splat(5.550_713e-2));
-        let p = p.mul_add(r, V::splat(2.402_212e-1));
-        let p = p.mul_add(r, V::splat(6.931_469_4e-1));
-        let p = p.mul_add(r, V::splat(1.0));
+        let (p, n, sum) = parts_short(if V::SCALES { x } else { clamped(x) });
         p.scale_by_power(n, sum)
     }
+}
+
+/// Replaces lanes below -190 ln 2 by it, to keep -inf out of the range reduction. A result for such
+/// a lane is zero.
+#[inline(always)]
+fn clamped<V: F32x16>(x: V) -> V {
+    V::splat(-131.697_97).max(x)
+}
+
+/// Returns p, n and n + [`INTEGERS`], where e^x is p * 2^n, n is an integer and p is near 1.
+#[inline(always)]
+fn parts<V: F32x16>(x: V) -> (V, V, V) {
+    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding `INTEGERS` rounds to an integer. The high part
+    // of ln 2 is short enough that its product with n is exact.
+    let integers = V::splat(INTEGERS);
+    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
+    let n = sum - integers;
+    let r = n.mul_add(V::splat(-0.693_359_4), x);
+    let r = n.mul_add(V::splat(2.121_944_4e-4), r);
+    let p = V::splat(1.392_621_3e-3);
+    let p = p.mul_add(r, V::splat(8.363_203e-3));
+    let p = p.mul_add(r, V::splat(4.166_655_6e-2));
+    let p = p.mul_add(r, V::splat(1.666_657_6e-1));
+    let p = p.mul_add(r, V::splat(0.5));
+    let p = p.mul_add(r, V::splat(1.0));
+    let p = p.mul_add(r, V::splat(1.0));
+    (p, n, sum)
+}
+
+/// Like [`parts`], with the error of [`exp_nonpositive_short`].
+#[inline(always)]
+fn parts_short<V: F32x16>(x: V) -> (V, V, V) {
+    let (r, n, sum) = reduced(x);
+    let p = V::splat(8.312_52e-3);
+    let p = p.mul_add(r, V::splat(4.189_015_6e-2));
+    let p = p.mul_add(r, V::splat(1.666_711_4e-1));
+    let p = p.mul_add(r, V::splat(4.999_923e-1));
+    let p = p.mul_add(r, V::splat(1.0));
+    let p = p.mul_add(r, V::splat(1.0));
+    (p, n, sum)
+}
+
+/// Returns r, n and n + [`INTEGERS`], where x = n ln 2 + r, n is an integer and |r| <= ln 2 / 2.
+#[inline(always)]
+fn reduced<V: F32x16>(x: V) -> (V, V, V) {
+    let integers = V::splat(INTEGERS);
+    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
+    let n = sum - integers;
+    (n.mul_add(V::splat(-std::f32::consts::LN_2), x), n, sum)
+}
+
+/// The factor of [`raised_exponential`], 2^63.
+pub const RAISE: f32 = f32::from_bits((127 + 63) << 23);
+
+/// Returns 2^(n + 63), or zero for n = -190. `sum` is n + [`INTEGERS`]. Its lowest bits are
+/// n + 190, the biased exponent of the result.
+#[inline(always)]
+fn raised_power<V: F32x16>(sum: V) -> V {
+    V::from_bits(V::shift_left::<23>(sum.to_bits()))
+}
+
+/// Returns e^x * 2^63 for x <= 0, with the error of [`exp_nonpositive`] for `f32`, and of
+/// [`exp_nonpositive_short`] for other types. A quotient of two such numbers does not need the
+/// factor removed. With the factor, exponentials down to 2^-188 are normal numbers, which take
+/// fewer operations. For -inf the result is 0, and for NaN it is NaN.
+#[inline(always)]
+pub fn raised_exponential<V: F32x16, T: Float>(x: V) -> V {
+    if size_of::<T>() == size_of::<f32>() {
+        V::call::<RaisedExponential>(x)
+    } else {
+        V::call::<RaisedExponentialShort>(x)
+    }
+}
+
+struct RaisedExponential;
+struct RaisedExponentialShort;
+
+impl Function for RaisedExponential {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        let (p, _, sum) = parts(clamped(x));
+        p * raised_power(sum)
+    }
+}
+
+impl Function for RaisedExponentialShort {
+    #[inline(always)]
+    fn of<V: F32x16>(x: V) -> V {
+        let (p, _, sum) = parts_short(clamped(x));
+        p * raised_power(sum)
+    }
+}
+
+/// Returns `sum + e^x * 2^63` for x <= 0, for sums whose logarithm is rounded to the element type.
+/// For `f32` the exponential has the error of [`exp_nonpositive`]. For other types, which have at
+/// most eleven bits, its relative error is |x| * 2^-24 + 2^-17.
+#[inline(always)]
+pub fn add_raised_exponential<V: F32x16, T: Float>(sum: V, x: V) -> V {
+    let x = clamped(x);
+    if size_of::<T>() == size_of::<f32>() {
+        let (p, _, power) = parts(x);
+        return p.mul_add(raised_power(power), sum);
+    }
+    let (r, _, power) = reduced(x);
+    let p = V::splat(4.127_767_3e-2);
+    let p = p.mul_add(r, V::splat(1.675_353e-1));
+    let p = p.mul_add(r, V::splat(5.000_512e-1));
+    let p = p.mul_add(r, V::splat(1.0));
+    let p = p.mul_add(r, V::splat(1.0));
+    p.mul_add(raised_power(power), sum)
 }
 
 /// Above this magnitude MLX calls libm instead of evaluating its polynomials.
@@ -168,7 +254,8 @@ impl Function for ExpOfMlxUp {
         // Compute floor(y + 1/2) without rounding the sum: 2 y is exact and not negative, so its
         // truncation equals its floor.
         let whole = V::shift_right::<1>(V::add_int((y + y).to_int(), V::splat_int(1)));
-        let result = exp_of_parts(whole, y - V::from_int(whole));
+        let power = V::shift_left::<23>(V::add_int(whole, V::splat_int(127)));
+        let result = V::from_bits(power) * polynomial_of_mlx(y - V::from_int(whole));
         let over = V::splat(88.0) - x;
         V::select(negative(over), V::splat(f32::INFINITY), result)
     }
@@ -185,30 +272,26 @@ struct ExpOfMlxDown;
 impl Function for ExpOfMlxDown {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        let y = V::splat(-89.0).max(x) * V::splat(std::f32::consts::LOG2_E);
-        // Compute floor(y + 1/2) without rounding the sum. Values halfway between integers must go
-        // up, but `round` may round them down.
-        let nearest = y.round();
-        let below = (V::splat(0.5) - (y - nearest)).to_bits();
-        let whole = V::select(below, nearest, nearest + V::splat(1.0));
-        let result = exp_of_parts(whole.to_int(), y - whole);
-        let under = x - V::splat(-88.0);
-        let result = V::select(negative(under), V::splat(0.0), result);
-        V::select(x.is_nan(), x, result)
+        // At -88, the power of two is zero, as MLX's result is for lanes below -88.
+        let y = V::splat(-88.0).max(x) * V::splat(std::f32::consts::LOG2_E);
+        // The sum may be rounded, but only between 0 and 1/2, where the floor does not change.
+        let whole = (y + V::splat(0.5)).floor();
+        // The lowest bits of the sum are the biased exponent of 2^whole.
+        let power = V::shift_left::<23>((whole + V::splat(12_582_912.0 + 127.0)).to_bits());
+        polynomial_of_mlx(y - whole) * V::from_bits(power)
     }
 }
 
-/// `2^(whole + part)` by MLX's polynomial.
+/// MLX's polynomial for `2^part`.
 #[inline(always)]
-fn exp_of_parts<V: F32x16>(whole: V::Int, part: V) -> V {
+fn polynomial_of_mlx<V: F32x16>(part: V) -> V {
     let p = V::splat(1.535_336_2e-4);
     let p = p.mul_add(part, V::splat(1.339_887_4e-3));
     let p = p.mul_add(part, V::splat(9.618_437e-3));
     let p = p.mul_add(part, V::splat(5.550_332_5e-2));
     let p = p.mul_add(part, V::splat(2.402_264_8e-1));
     let p = p.mul_add(part, V::splat(6.931_472e-1));
-    let p = p.mul_add(part, V::splat(1.0));
-    V::from_bits(V::shift_left::<23>(V::add_int(whole, V::splat_int(127)))) * p
+    p.mul_add(part, V::splat(1.0))
 }
 
 /// Returns an integer that is not zero in the lanes of `x` whose sign bit is set.
@@ -257,12 +340,12 @@ struct Tanh;
 impl Function for Tanh {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        let one = V::splat(1.0);
         let magnitude = x.abs();
         // (1 - e^-2|x|) / (1 + e^-2|x|) cancels near 0, so Cephes' polynomial is used there.
-        let e = exp_nonpositive(magnitude * V::splat(-2.0));
+        // Numerator and denominator have the factor of the exponential.
+        let e = raised_exponential::<V, f32>(magnitude * V::splat(-2.0));
         let sign = V::and_int(x.to_bits(), V::splat_int(i32::MIN));
-        let large = ((one - e) / (one + e)).xor_bits(sign);
+        let large = ((V::splat(RAISE) - e) / (V::splat(RAISE) + e)).xor_bits(sign);
         let z = x * x;
         let p = V::splat(-5.704_988_7e-3);
         let p = p.mul_add(z, V::splat(2.063_908_8e-2));

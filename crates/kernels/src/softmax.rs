@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::element::{Element, Float, with_element};
-use super::math::{exp_nonpositive, exp_nonpositive_short};
+use super::math::{exp_nonpositive, exp_nonpositive_short, raised_exponential};
 use super::output::Output;
 use super::simd::{F32x16, Kernel, LANES, prefetch_block};
 use super::{Machine, Shared};
@@ -123,8 +123,8 @@ pub(super) fn exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() { exp_nonpositive(x) } else { exp_nonpositive_short(x) }
 }
 
-/// Returns the sum of `exp(x - max)`. With `KEEP`, also writes the terms to `keep`, which may be
-/// `x`. In full blocks, the terms have the order of [`Float::load_mixed`].
+/// Returns the sum of [`raised_exponential`] of `x - max`. With `KEEP`, also writes the terms to
+/// `keep`, which may be `x`. In full blocks, the terms have the order of [`Float::load_mixed`].
 #[inline(always)]
 unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     x: *const T,
@@ -138,7 +138,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
     unsafe {
         while i + LANES <= axis {
             prefetch_block(x.wrapping_add(axis + i)); // the next row
-            let lanes = exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);
+            let lanes = raised_exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);
             if KEEP {
                 lanes.store(keep.add(i));
             }
@@ -148,7 +148,7 @@ unsafe fn exponentials<V: F32x16, T: Float, const KEEP: bool>(
         sum = T::ordered(sum);
         if i < axis {
             let count = axis - i;
-            let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
+            let lanes = raised_exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
             if KEEP {
                 lanes.store_first(keep.add(i), count);
             }
@@ -180,7 +180,8 @@ pub(super) unsafe fn scale_kept<V: F32x16, T: Float>(
     }
 }
 
-/// Computes the exponentials again, and writes `exp(x - max) * scale` to `out`, which may be `x`.
+/// Computes the exponentials again, and writes their products with `scale` to `out`, which may be
+/// `x`.
 #[inline(always)]
 unsafe fn scale_again<V: F32x16, T: Float>(
     x: *const T,
@@ -193,13 +194,13 @@ unsafe fn scale_again<V: F32x16, T: Float>(
     // SAFETY: every access is within the row, and each block is read before it is overwritten.
     unsafe {
         while i + LANES <= axis {
-            let lanes = exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);
+            let lanes = raised_exponential::<V, T>(T::load_mixed::<V>(x.add(i)) - max);
             out.put_mixed(lanes * scale, i);
             i += LANES;
         }
         if i < axis {
             let count = axis - i;
-            let lanes = exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
+            let lanes = raised_exponential::<V, T>(T::load_first::<V>(x.add(i), count) - max);
             out.put_first(lanes * scale, i, count);
         }
     }

@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use crate::element::Float;
+use crate::math::raised_exponential;
 use crate::output::Output;
 use crate::simd::{F32x16, Kernel, LANES, prefetch_block};
-use crate::softmax::{exponential, scale_kept};
+use crate::softmax::scale_kept;
 
 /// Turns the scores of a row into weights, and writes the weights.
 pub struct Normalize<T> {
@@ -35,7 +36,7 @@ impl<T: Float> Kernel for Normalize<T> {
         unsafe {
             let visible = out.from(seen.start);
             let mut sum = exponentials::<V, T>(kept, seen.len(), V::splat(max), next);
-            let lowest = one(exponential::<V, T>(V::splat(T::LOWEST - max)));
+            let lowest = one(raised_exponential::<V, T>(V::splat(T::LOWEST - max)));
             if hidden > 0 {
                 sum += hidden as f32 * lowest;
             }
@@ -69,7 +70,8 @@ fn one<V: F32x16>(lanes: V) -> f32 {
     first
 }
 
-/// Replaces the scores by `exp(score - max)` and returns their sum. Prefetches `next`.
+/// Replaces each score by the [`raised_exponential`] of `score - max`, and returns the sum of the
+/// exponentials. Prefetches `next`.
 ///
 /// # Safety
 /// `kept` holds `count` floats.
@@ -86,7 +88,7 @@ unsafe fn exponentials<V: F32x16, T: Float>(
     unsafe {
         while i + LANES <= count {
             prefetch_block(next.wrapping_add(i));
-            let lanes = exponential::<V, T>(V::load(kept.add(i)) - max);
+            let lanes = raised_exponential::<V, T>(V::load(kept.add(i)) - max);
             lanes.store(kept.add(i));
             sum = sum + lanes;
             i += LANES;
@@ -94,7 +96,7 @@ unsafe fn exponentials<V: F32x16, T: Float>(
         sum = T::ordered(sum);
         if i < count {
             let tail = count - i;
-            let lanes = exponential::<V, T>(V::load_first(kept.add(i), tail) - max);
+            let lanes = raised_exponential::<V, T>(V::load_first(kept.add(i), tail) - max);
             lanes.store_first(kept.add(i), tail);
             sum = sum + lanes.keep_first(tail, 0.0);
         }

@@ -157,6 +157,10 @@ impl<const DOTS: bool> Lanes for Avx2<DOTS> {
         floats(both!(_mm256_andnot_ps(sign, self)))
     }
     #[inline(always)]
+    fn floor(self) -> Self {
+        floats(both!(_mm256_floor_ps(self)))
+    }
+    #[inline(always)]
     fn swap_pairs(self) -> Self {
         lanes!(Self(
             _mm256_permute_ps::<0b10_11_00_01>(self.0),

@@ -279,6 +279,10 @@ impl<const BF16: bool> Lanes for Avx512<BF16> {
         Self(unsafe { _mm512_permutexvar_ps(a, _mm512_loadu_ps(table.as_ptr())) })
     }
     #[inline(always)]
+    fn floor(self) -> Self {
+        Self(lanes!(_mm512_roundscale_ps::<1>(self.0)))
+    }
+    #[inline(always)]
     fn round(self) -> Self {
         Self(lanes!(_mm512_roundscale_ps::<0>(self.0)))
     }

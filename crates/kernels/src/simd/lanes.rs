@@ -326,6 +326,8 @@ pub trait Lanes:
         Self::select(self.is_nan(), quiet, Self::from_bits(rounded)).to_bits()
     }
 
+    /// The largest integral value that is not greater.
+    fn floor(self) -> Self;
     /// Rounds to the nearest integral value, ties to even. Lanes must be below 2^22 in magnitude.
     #[inline(always)]
     fn round(self) -> Self {
@@ -335,19 +337,9 @@ pub trait Lanes:
 
     /// Whether [`scale_by_power`](Self::scale_by_power) is one instruction, which accepts any n.
     const SCALES: bool = false;
-    /// Rounds lanes in -190..=63 to the nearest integral value n, ties to even, and returns n. The
-    /// second result is an argument of [`scale_by_power`](Self::scale_by_power): n + [`INTEGERS`],
-    /// unless [`SCALES`](Self::SCALES) makes it unnecessary.
-    #[inline(always)]
-    fn round_to_power(self) -> (Self, Self) {
-        if Self::SCALES {
-            return (self.round(), self);
-        }
-        let sum = self + Self::splat(INTEGERS);
-        (sum - Self::splat(INTEGERS), sum)
-    }
-    /// Returns `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. For n = -190 the
-    /// factor is an exact zero instead, since the product would round to zero anyway. This saves
+    /// Returns `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. `sum` is n +
+    /// [`INTEGERS`]; n is in -190..=0, or any number at most 0 if [`SCALES`](Self::SCALES). For
+    /// n = -190 the factor is an exact zero instead, since the product would round to zero anyway. This saves
     /// time: on Intel's processors, a product that is too small for f32 makes the multiplication of
     /// a block take ten times as long.
     #[inline(always)]

@@ -173,6 +173,10 @@ impl<const DOTS: u8> Lanes for Neon<DOTS> {
         Self(each!(I => vabsq_f32(self.0[I])))
     }
     #[inline(always)]
+    fn floor(self) -> Self {
+        Self(each!(I => vrndmq_f32(self.0[I])))
+    }
+    #[inline(always)]
     fn swap_pairs(self) -> Self {
         Self(each!(I => vrev64q_f32(self.0[I])))
     }

@@ -284,6 +284,10 @@ impl Lanes for Scalar {
         lanes!(i => rounded(self.0[i]))
     }
     #[inline(never)]
+    fn floor(self) -> Self {
+        Self(lanes!(i => self.0[i].floor()))
+    }
+    #[inline(never)]
     fn round(self) -> Self {
         const MAGIC: f32 = 12_582_912.0; // 1.5 * 2^23, around which floats are integers
         Self(lanes!(i => (self.0[i] + MAGIC) - MAGIC))
