@@ -339,9 +339,9 @@ pub trait Lanes:
     const SCALES: bool = false;
     /// Returns `self * 2^n`, rounded once, for lanes between 1/2 and 2, and NaN. `sum` is n +
     /// [`INTEGERS`]; n is in -190..=0, or any number at most 0 if [`SCALES`](Self::SCALES). For
-    /// n = -190 the factor is an exact zero instead, since the product would round to zero anyway. This saves
-    /// time: on Intel's processors, a product that is too small for f32 makes the multiplication of
-    /// a block take ten times as long.
+    /// n = -190 the factor is an exact zero instead, since the product would round to zero anyway.
+    /// This saves time: on Intel's processors, a product that is too small for f32 makes the
+    /// multiplication of a block take ten times as long.
     #[inline(always)]
     fn scale_by_power(self, _n: Self, sum: Self) -> Self {
         // The lowest bits of the sum are n + 190, the biased exponent of 2^(n + 63). The product
