@@ -100,7 +100,7 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         let max = max[0].max(max[1]).max(max[2].max(max[3])).reduce_max();
         let base = V::splat(max.max(f32::MIN));
         i = 0;
-        // More sums than one would take the registers of the constants.
+        // With a second sum, the constants of the exponential do not all fit in AVX2's registers.
         let mut sum = V::splat(0.0);
         while i + LANES <= count {
             prefetch_block(x.wrapping_add(count + i)); // the next chunk

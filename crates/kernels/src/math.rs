@@ -6,51 +6,62 @@ use super::simd::{F32x16, Function, INTEGERS, LANES};
 /// e^x for x <= 0, within one ulp, subnormal results included; NaN gives NaN, -inf gives 0.
 #[inline(always)]
 pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
-    V::call::<ExpNonpositive>(x)
-}
-
-struct ExpNonpositive;
-
-impl Function for ExpNonpositive {
-    #[inline(always)]
-    fn of<V: F32x16>(x: V) -> V {
-        let (p, n, sum) = parts(if V::SCALES { x } else { clamped(x) });
-        p.scale_by_power(n, sum)
-    }
+    V::call::<ExpNonpositive<false>>(x)
 }
 
 /// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. It takes fewer operations than
 /// [`exp_nonpositive`], and is exact enough for results that are rounded to at most eleven bits.
 #[inline(always)]
 pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
-    V::call::<ExpNonpositiveShort>(x)
+    V::call::<ExpNonpositive<true>>(x)
 }
 
-struct ExpNonpositiveShort;
+struct ExpNonpositive<const SHORT: bool>;
 
-impl Function for ExpNonpositiveShort {
+impl<const SHORT: bool> Function for ExpNonpositive<SHORT> {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        let (p, n, sum) = parts_short(if V::SCALES { x } else { clamped(x) });
-        p.scale_by_power(n, sum)
+        let x = if V::SCALES { x } else { clamped(x) };
+        let (n, sum) = nearest(x);
+        factor::<V, SHORT>(x, n).scale_by_power(n, sum)
     }
 }
 
-/// Replaces lanes below -190 ln 2 by it, to keep -inf out of the range reduction. A result for such
-/// a lane is zero.
+/// Replaces each lane below -190 ln 2 by -190 ln 2, so that -inf does not reach the range
+/// reduction. The exponential of such a lane is zero.
 #[inline(always)]
 fn clamped<V: F32x16>(x: V) -> V {
     V::splat(-131.697_97).max(x)
 }
 
-/// Returns p, n and n + [`INTEGERS`], where e^x is p * 2^n, n is an integer and p is near 1.
+/// Returns the integer n that is nearest to x / ln 2, and n + [`INTEGERS`].
 #[inline(always)]
-fn parts<V: F32x16>(x: V) -> (V, V, V) {
-    // x = n ln 2 + r with |r| <= ln 2 / 2. Adding `INTEGERS` rounds to an integer. The high part
-    // of ln 2 is short enough that its product with n is exact.
-    let integers = V::splat(INTEGERS);
-    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
-    let n = sum - integers;
+fn nearest<V: F32x16>(x: V) -> (V, V) {
+    // The addition rounds to an integer.
+    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), V::splat(INTEGERS));
+    (sum - V::splat(INTEGERS), sum)
+}
+
+/// Returns x - n ln 2, rounded once.
+#[inline(always)]
+fn remainder<V: F32x16>(x: V, n: V) -> V {
+    n.mul_add(V::splat(-std::f32::consts::LN_2), x)
+}
+
+/// Returns e^x / 2^n for the n of [`nearest`], to the precision of [`exp_nonpositive`] or, with
+/// `SHORT`, of [`exp_nonpositive_short`].
+#[inline(always)]
+fn factor<V: F32x16, const SHORT: bool>(x: V, n: V) -> V {
+    if SHORT {
+        let r = remainder(x, n);
+        let p = V::splat(8.312_52e-3);
+        let p = p.mul_add(r, V::splat(4.189_015_6e-2));
+        let p = p.mul_add(r, V::splat(1.666_711_4e-1));
+        let p = p.mul_add(r, V::splat(4.999_923e-1));
+        let p = p.mul_add(r, V::splat(1.0));
+        return p.mul_add(r, V::splat(1.0));
+    }
+    // The high part of ln 2 is short enough that its product with n is exact.
     let r = n.mul_add(V::splat(-0.693_359_4), x);
     let r = n.mul_add(V::splat(2.121_944_4e-4), r);
     let p = V::splat(1.392_621_3e-3);
@@ -59,30 +70,7 @@ fn parts<V: F32x16>(x: V) -> (V, V, V) {
     let p = p.mul_add(r, V::splat(1.666_657_6e-1));
     let p = p.mul_add(r, V::splat(0.5));
     let p = p.mul_add(r, V::splat(1.0));
-    let p = p.mul_add(r, V::splat(1.0));
-    (p, n, sum)
-}
-
-/// Like [`parts`], with the error of [`exp_nonpositive_short`].
-#[inline(always)]
-fn parts_short<V: F32x16>(x: V) -> (V, V, V) {
-    let (r, n, sum) = reduced(x);
-    let p = V::splat(8.312_52e-3);
-    let p = p.mul_add(r, V::splat(4.189_015_6e-2));
-    let p = p.mul_add(r, V::splat(1.666_711_4e-1));
-    let p = p.mul_add(r, V::splat(4.999_923e-1));
-    let p = p.mul_add(r, V::splat(1.0));
-    let p = p.mul_add(r, V::splat(1.0));
-    (p, n, sum)
-}
-
-/// Returns r, n and n + [`INTEGERS`], where x = n ln 2 + r, n is an integer and |r| <= ln 2 / 2.
-#[inline(always)]
-fn reduced<V: F32x16>(x: V) -> (V, V, V) {
-    let integers = V::splat(INTEGERS);
-    let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), integers);
-    let n = sum - integers;
-    (n.mul_add(V::splat(-std::f32::consts::LN_2), x), n, sum)
+    p.mul_add(r, V::splat(1.0))
 }
 
 /// The factor of [`raised_exponential`], 2^63.
@@ -96,54 +84,46 @@ fn raised_power<V: F32x16>(sum: V) -> V {
 }
 
 /// Returns e^x * 2^63 for x <= 0, with the error of [`exp_nonpositive`] for `f32`, and of
-/// [`exp_nonpositive_short`] for other types. A quotient of two such numbers does not need the
-/// factor removed. With the factor, exponentials down to 2^-188 are normal numbers, which take
-/// fewer operations. For -inf the result is 0, and for NaN it is NaN.
+/// [`exp_nonpositive_short`] for other types. The factor cancels in a quotient of two such numbers.
+/// It makes exponentials down to 2^-188 normal numbers, which take fewer operations. For -inf the
+/// result is 0, and for NaN it is NaN.
 #[inline(always)]
 pub fn raised_exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() {
-        V::call::<RaisedExponential>(x)
+        V::call::<RaisedExponential<false>>(x)
     } else {
-        V::call::<RaisedExponentialShort>(x)
+        V::call::<RaisedExponential<true>>(x)
     }
 }
 
-struct RaisedExponential;
-struct RaisedExponentialShort;
+struct RaisedExponential<const SHORT: bool>;
 
-impl Function for RaisedExponential {
+impl<const SHORT: bool> Function for RaisedExponential<SHORT> {
     #[inline(always)]
     fn of<V: F32x16>(x: V) -> V {
-        let (p, _, sum) = parts(clamped(x));
-        p * raised_power(sum)
+        let x = clamped(x);
+        let (n, sum) = nearest(x);
+        factor::<V, SHORT>(x, n) * raised_power(sum)
     }
 }
 
-impl Function for RaisedExponentialShort {
-    #[inline(always)]
-    fn of<V: F32x16>(x: V) -> V {
-        let (p, _, sum) = parts_short(clamped(x));
-        p * raised_power(sum)
-    }
-}
-
-/// Returns `sum + e^x * 2^63` for x <= 0, for sums whose logarithm is rounded to the element type.
-/// For `f32` the exponential has the error of [`exp_nonpositive`]. For other types, which have at
-/// most eleven bits, its relative error is |x| * 2^-24 + 2^-17.
+/// Returns `total + e^x * 2^63` for x <= 0, for totals whose logarithm is rounded to the element
+/// type. For `f32` the exponential has the error of [`exp_nonpositive`]. For other types, which
+/// have at most eleven bits, its relative error is |x| * 2^-24 + 2^-17.
 #[inline(always)]
-pub fn add_raised_exponential<V: F32x16, T: Float>(sum: V, x: V) -> V {
+pub fn add_raised_exponential<V: F32x16, T: Float>(total: V, x: V) -> V {
     let x = clamped(x);
+    let (n, sum) = nearest(x);
     if size_of::<T>() == size_of::<f32>() {
-        let (p, _, power) = parts(x);
-        return p.mul_add(raised_power(power), sum);
+        return factor::<V, false>(x, n).mul_add(raised_power(sum), total);
     }
-    let (r, _, power) = reduced(x);
+    let r = remainder(x, n);
     let p = V::splat(4.127_767_3e-2);
     let p = p.mul_add(r, V::splat(1.675_353e-1));
     let p = p.mul_add(r, V::splat(5.000_512e-1));
     let p = p.mul_add(r, V::splat(1.0));
     let p = p.mul_add(r, V::splat(1.0));
-    p.mul_add(raised_power(power), sum)
+    p.mul_add(raised_power(sum), total)
 }
 
 /// Above this magnitude MLX calls libm instead of evaluating its polynomials.

@@ -1,3 +1,5 @@
+use std::marker::PhantomData;
+
 use crate::testing::*;
 use mlx_primitives_kernels::math::*;
 use mlx_primitives_kernels::simd::{Kernel, Level};
@@ -123,6 +125,8 @@ trait Function {
 struct ExpUp;
 struct ExpDown;
 struct Tanh;
+struct Raised<T>(PhantomData<T>);
+struct RaisedSum<T>(PhantomData<T>);
 
 impl Function for ExpUp {
     #[inline(always)]
@@ -142,6 +146,20 @@ impl Function for Tanh {
     #[inline(always)]
     fn of<V: F32x16>(&self, x: V) -> V {
         tanh(x)
+    }
+}
+
+impl<T: Float> Function for Raised<T> {
+    #[inline(always)]
+    fn of<V: F32x16>(&self, x: V) -> V {
+        raised_exponential::<V, T>(x)
+    }
+}
+
+impl<T: Float> Function for RaisedSum<T> {
+    #[inline(always)]
+    fn of<V: F32x16>(&self, x: V) -> V {
+        add_raised_exponential::<V, T>(V::splat(0.0), x)
     }
 }
 
@@ -185,6 +203,36 @@ fn exp_on_lanes_is_that_of_one() {
         assert_eq!(bits(&each(level, &up, ExpUp)), exp(&up), "{level:?}");
         assert_eq!(bits(&each(level, &down, ExpDown)), exp(&down), "{level:?}");
     }
+}
+
+/// Checks a function that computes e^x * 2^63. Its relative error is at most `|x| * slope + error`.
+fn check_raised<F: Function>(function: fn() -> F, slope: f64, error: f64) {
+    let mut x: Vec<f32> = (0..1 << 19).map(|i| -(i as f32) * (120.0 / (1 << 19) as f32)).collect();
+    let near = x.len();
+    x.extend([f32::NEG_INFINITY, f32::MIN, -132.0, -200.0, -1e6, -0.0, f32::NAN, -f32::NAN]);
+    x.extend([-1e-40; LANES / 2]);
+    let first = each(Level::Scalar, &x, function());
+    assert_eq!(first[0], RAISE);
+    for (&x, &got) in x.iter().zip(&first[..near]) {
+        let (x, got) = (f64::from(x), f64::from(got) / f64::from(RAISE));
+        assert!((got - x.exp()).abs() <= x.exp() * (x.abs() * slope + error), "{x}: {got:e}");
+    }
+    assert_eq!(first[near..near + 5], [0.0; 5]);
+    assert_eq!(first[near + 5], RAISE);
+    assert!(first[near + 6].is_nan() && first[near + 7].is_nan());
+    assert_eq!(first[near + 8..], [RAISE; LANES / 2]);
+    for level in Level::available() {
+        assert_eq!(bits(&each(level, &x, function())), bits(&first), "{level:?}");
+    }
+}
+
+#[test]
+fn raised_exponentials_are_as_close_as_they_say() {
+    let power = |n: i32| 2f64.powi(n);
+    check_raised(|| Raised::<f32>(PhantomData), 0.0, power(-23));
+    check_raised(|| Raised::<F16>(PhantomData), power(-23), power(-22));
+    check_raised(|| RaisedSum::<f32>(PhantomData), 0.0, power(-23));
+    check_raised(|| RaisedSum::<F16>(PhantomData), power(-24), power(-17));
 }
 
 #[test]
