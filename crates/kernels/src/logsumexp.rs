@@ -19,6 +19,8 @@ pub use gradient::{grad_on, logsumexp_grad};
 
 /// The number of elements whose maximum and sum are computed at a time.
 pub(super) const CHUNK: usize = 4096;
+/// The number of elements in a partial sum.
+const PARTIAL: usize = 1024;
 
 /// The maximum and the sum of exponentials of a row or a part of it.
 #[derive(Clone, Copy)]
@@ -100,13 +102,19 @@ unsafe fn chunk_stats<V: F32x16, T: Float, const TOTAL: bool>(x: *const T, count
         let max = max[0].max(max[1]).max(max[2].max(max[3])).reduce_max();
         let base = V::splat(max.max(f32::MIN));
         i = 0;
-        // With a second sum, the constants of the exponential do not all fit in AVX2's registers.
         let mut sum = V::splat(0.0);
         while i + LANES <= count {
-            prefetch_block(x.wrapping_add(count + i)); // the next chunk
-            let lanes: V = T::load_mixed(x.add(i));
-            sum = add_raised_exponential::<V, T>(sum, lanes - base);
-            i += LANES;
+            // A lane adds few terms to a partial sum, so that rounding errors stay small. With two
+            // partial sums at a time, the constants would not all fit in AVX2's registers.
+            let end = count.min(i + PARTIAL);
+            let mut partial = V::splat(0.0);
+            while i + LANES <= end {
+                prefetch_block(x.wrapping_add(count + i)); // the next chunk
+                let lanes: V = T::load_mixed(x.add(i));
+                partial = add_raised_exponential::<V, T>(partial, lanes - base);
+                i += LANES;
+            }
+            sum = sum + partial;
         }
         sum = T::ordered(sum);
         if i < count {

@@ -9,7 +9,7 @@ pub fn exp_nonpositive<V: F32x16>(x: V) -> V {
     V::call::<ExpNonpositive<false>>(x)
 }
 
-/// e^x for x <= 0, with a relative error of |x| * 2^-23 + 2^-22. It takes fewer operations than
+/// e^x for x <= 0, with a relative error of |x| * 2^-28 + 2^-22. It takes fewer operations than
 /// [`exp_nonpositive`], and is exact enough for results that are rounded to at most eleven bits.
 #[inline(always)]
 pub fn exp_nonpositive_short<V: F32x16>(x: V) -> V {
@@ -28,7 +28,7 @@ impl<const SHORT: bool> Function for ExpNonpositive<SHORT> {
 }
 
 /// Replaces each lane below -190 ln 2 by -190 ln 2, so that -inf does not reach the range
-/// reduction. The exponential of such a lane is zero.
+/// reduction. The exponential of such a lane becomes zero.
 #[inline(always)]
 fn clamped<V: F32x16>(x: V) -> V {
     V::splat(-131.697_97).max(x)
@@ -85,8 +85,8 @@ fn raised_power<V: F32x16>(sum: V) -> V {
 
 /// Returns e^x * 2^63 for x <= 0, with the error of [`exp_nonpositive`] for `f32`, and of
 /// [`exp_nonpositive_short`] for other types. The factor cancels in a quotient of two such numbers.
-/// It makes exponentials down to 2^-188 normal numbers, which take fewer operations. For -inf the
-/// result is 0, and for NaN it is NaN.
+/// It makes exponentials down to 2^-188 normal numbers, which take fewer operations. Smaller
+/// exponentials may become 0. For -inf the result is 0, and for NaN it is NaN.
 #[inline(always)]
 pub fn raised_exponential<V: F32x16, T: Float>(x: V) -> V {
     if size_of::<T>() == size_of::<f32>() {
@@ -107,9 +107,7 @@ impl<const SHORT: bool> Function for RaisedExponential<SHORT> {
     }
 }
 
-/// Returns `total + e^x * 2^63` for x <= 0, for totals whose logarithm is rounded to the element
-/// type. For `f32` the exponential has the error of [`exp_nonpositive`]. For other types, which
-/// have at most eleven bits, its relative error is |x| * 2^-24 + 2^-17.
+/// Returns `total + e^x * 2^63` for x <= 0, with the error of [`raised_exponential`].
 #[inline(always)]
 pub fn add_raised_exponential<V: F32x16, T: Float>(total: V, x: V) -> V {
     let x = clamped(x);
@@ -117,13 +115,7 @@ pub fn add_raised_exponential<V: F32x16, T: Float>(total: V, x: V) -> V {
     if size_of::<T>() == size_of::<f32>() {
         return factor::<V, false>(x, n).mul_add(raised_power(sum), total);
     }
-    let r = remainder(x, n);
-    let p = V::splat(4.127_767_3e-2);
-    let p = p.mul_add(r, V::splat(1.675_353e-1));
-    let p = p.mul_add(r, V::splat(5.000_512e-1));
-    let p = p.mul_add(r, V::splat(1.0));
-    let p = p.mul_add(r, V::splat(1.0));
-    p.mul_add(raised_power(sum), total)
+    factor::<V, true>(x, n).mul_add(raised_power(sum), total)
 }
 
 /// Above this magnitude MLX calls libm instead of evaluating its polynomials.

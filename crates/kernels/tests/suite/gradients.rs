@@ -240,7 +240,7 @@ fn logarithms<T: Sample>() {
                 }
             })
         };
-        // `exp_nonpositive_short`, which 16-bit types use, has an error of |x| ulps. For the sum
+        // `exp_nonpositive_short`, which 16-bit types use, has an error of about 2^-22. For the sum
         // over a row of g, each lane adds axis / 64 terms.
         let relative = f64::from(T::EPSILON) / 2.0 * 1.01 + 1e-5;
         assert_close(&run(false), &of_log, relative, 1e-7, "the gradient of logsumexp");

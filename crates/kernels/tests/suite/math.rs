@@ -207,7 +207,7 @@ fn exp_on_lanes_is_that_of_one() {
 
 /// Checks a function that computes e^x * 2^63. Its relative error is at most `|x| * slope + error`.
 fn check_raised<F: Function>(function: fn() -> F, slope: f64, error: f64) {
-    let mut x: Vec<f32> = (0..1 << 19).map(|i| -(i as f32) * (120.0 / (1 << 19) as f32)).collect();
+    let mut x: Vec<f32> = (0..1 << 19).map(|i| -(i as f32) * (130.0 / (1 << 19) as f32)).collect();
     let near = x.len();
     x.extend([f32::NEG_INFINITY, f32::MIN, -132.0, -200.0, -1e6, -0.0, f32::NAN, -f32::NAN]);
     x.extend([-1e-40; LANES / 2]);
@@ -230,9 +230,9 @@ fn check_raised<F: Function>(function: fn() -> F, slope: f64, error: f64) {
 fn raised_exponentials_are_as_close_as_they_say() {
     let power = |n: i32| 2f64.powi(n);
     check_raised(|| Raised::<f32>(PhantomData), 0.0, power(-23));
-    check_raised(|| Raised::<F16>(PhantomData), power(-23), power(-22));
+    check_raised(|| Raised::<F16>(PhantomData), power(-28), power(-22));
     check_raised(|| RaisedSum::<f32>(PhantomData), 0.0, power(-23));
-    check_raised(|| RaisedSum::<F16>(PhantomData), power(-24), power(-17));
+    check_raised(|| RaisedSum::<F16>(PhantomData), power(-28), power(-22));
 }
 
 #[test]

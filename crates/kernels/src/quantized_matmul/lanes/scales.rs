@@ -6,13 +6,16 @@ use std::ops::Range;
 use super::super::format::{Floats, Format, Scales};
 use super::super::k_quant::{BLOCK, Blocks, SCALE_BYTES};
 use super::super::operands::Operands;
-use super::words::BYTES;
+use super::words::{BYTES, LINE};
 use crate::element::{Float, with_element};
 use crate::simd::{F32x16, Kernel, LANES, Lines};
 
 /// The code of a 4-bit float is twice the float, plus twelve. So its scale is half of the scale of
 /// the float, and its bias is -12 times its scale.
 pub const OF_FLOATS: (f32, f32) = (0.5, -12.0);
+
+/// The number of words of a K-quant's scales.
+const WORDS: usize = SCALE_BYTES / BYTES;
 
 /// Writes scales of sixteen rows of weights to `to`, and biases [`LANES`] vectors after them,
 /// unless each bias is the scale times a factor. A vector has the scales of a group. The last of
@@ -102,43 +105,70 @@ impl OfGroups<'_> {
     /// `from`. `rows` has room for 32 vectors.
     #[inline(always)]
     unsafe fn of_blocks<V: F32x16>(&self, blocks: Blocks, from: *const u8, rows: *mut f32) {
-        const WORDS: usize = SCALE_BYTES / BYTES;
-        let each = BLOCK / self.first.group;
-        let count = self.groups.len() / each;
-        let from = from.wrapping_add(Blocks::bytes(self.groups.start * self.first.group));
-        let byte = V::splat_int(0xff);
-        // SAFETY: the caller's contract; rows are full blocks. Words after the last one are zeros.
+        let count = self.groups.len() * self.first.group / BLOCK;
+        let start = Blocks::bytes(self.groups.start * self.first.group);
+        let from = from.wrapping_add(start);
+        // SAFETY: the caller's contract; rows are full blocks. Words after the last one of a row
+        // are zeros, or words of later blocks.
         unsafe {
-            for (row, offset) in self.rows().enumerate() {
-                let from = from.wrapping_add(offset).cast();
-                V::load_first(from, WORDS * count).store(rows.add(row * LANES));
+            let words = rows.add(APART);
+            if self.first.scale_bytes - start >= LINE {
+                let mut blocks = [from; LANES];
+                for (to, offset) in blocks.iter_mut().zip(self.rows()) {
+                    *to = from.wrapping_add(offset);
+                }
+                V::transpose_words::<false>(&blocks, 0, words);
+            } else {
+                for (row, offset) in self.rows().enumerate() {
+                    let from = from.wrapping_add(offset).cast();
+                    V::load_first(from, WORDS * count).store(rows.add(row * LANES));
+                }
+                V::transpose_words::<false>(&addresses(rows), 0, words);
             }
-            let mut words = rows.add(APART);
-            V::transpose_words::<false>(&addresses(rows), 0, words);
-            let mut to = self.to;
+            match blocks.bias_factor().is_some() {
+                true => self.of_words::<V, true>(words, count),
+                false => self.of_words::<V, false>(words, count),
+            }
+        }
+    }
+
+    /// Writes the scales, and the biases if they are read, of `count` blocks of K-quants, whose
+    /// transposed words begin at `words`. If a block is `CENTERED`, its groups have no biases.
+    #[inline(always)]
+    unsafe fn of_words<V: F32x16, const CENTERED: bool>(
+        &self,
+        mut words: *const f32,
+        count: usize,
+    ) {
+        let byte = V::splat_int(0xff);
+        let mut to = self.to;
+        // SAFETY: the caller's contract.
+        unsafe {
             for _ in 0..count {
-                // A block has two floats of 16 bits, then sixteen integers.
+                // A block has two floats of 16 bits, then sixteen integers. The second half of the
+                // integers is for biases, unless there are none.
                 let both = V::load(words).to_bits();
                 let step = V::from_f16(V::narrow(V::and_int(both, V::splat_int(0xffff))));
                 let next = V::from_f16(V::narrow(V::shift_right::<16>(both)));
                 words = words.add(LANES);
-                for word in 0..WORDS - 1 {
-                    let mut integers = V::load(words).to_bits();
-                    words = words.add(LANES);
-                    for index in word * BYTES..(word + 1) * BYTES {
-                        let mut integer = V::and_int(integers, byte);
-                        integers = V::shift_right::<8>(integers);
-                        if blocks.bias_factor().is_some() {
-                            integer = V::add_int(integer, V::splat_int(-128));
+                let half = LANES / 2 * LANES;
+                let second = if CENTERED { (step, to.add(half)) } else { (next, to.add(APART)) };
+                for (step, mut to) in [(step, to), second] {
+                    for _ in 0..(WORDS - 1) / 2 {
+                        let mut integers = V::load(words).to_bits();
+                        words = words.add(LANES);
+                        for _ in 0..BYTES {
+                            let mut integer = V::and_int(integers, byte);
+                            if CENTERED {
+                                integer = V::add_int(integer, V::splat_int(-128));
+                            }
+                            (V::from_int(integer) * step).store(to);
+                            integers = V::shift_right::<8>(integers);
+                            to = to.add(LANES);
                         }
-                        let (step, at) = match index < each {
-                            true => (step, index * LANES),
-                            false => (next, APART + (index - each) * LANES),
-                        };
-                        (V::from_int(integer) * step).store(to.add(at));
                     }
                 }
-                to = to.add(each * LANES);
+                to = to.add(if CENTERED { 2 * half } else { half });
             }
         }
     }
