@@ -290,15 +290,15 @@ pub fn erf_of_mlx<V: F32x16>(x: V) -> V {
 /// Computes [`erf_of_mlx`] and `exp(-x²)`.
 #[inline(always)]
 pub fn erf_and_exp<V: F32x16>(x: V) -> (V, V) {
-    let (zero, one) = (V::splat(0.0), V::splat(1.0));
+    let (sign, one) = (V::splat_int(i32::MIN), V::splat(1.0));
     let t = one / V::splat(0.327_591_1).mul_add(x.abs(), one);
     let r = V::splat(1.061_405_4).mul_add(t, V::splat(-1.453_152_1));
     let r = r.mul_add(t, V::splat(1.421_413_8));
     let r = r.mul_add(t, V::splat(-0.284_496_72));
     let r = r.mul_add(t, V::splat(0.254_829_6));
-    let e = exp_of_mlx_down((zero - x) * x);
-    let result = ((zero - e) * t).mul_add(r, one);
-    (V::select(negative(zero - x), result, zero - result), e)
+    let e = exp_of_mlx_down(x.xor_bits(sign) * x);
+    let magnitude = (e * t).xor_bits(sign).mul_add(r, one);
+    (magnitude.xor_bits(V::and_int(x.to_bits(), sign)), e)
 }
 
 /// tanh x, within two ulps; NaN gives NaN.
